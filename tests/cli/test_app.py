@@ -303,13 +303,15 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         ("edgeagent serve bui", {"builtin"}),
     ],
 )
-def test_the_shell_completes(words: str, expected: set[str]) -> None:
-    environment = {"_EDGEAGENT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    code = "from edgeagent.cli import main; main()"
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**_environment(), **environment}
-    )
-    assert set(answer.stdout.split()) == expected, answer.stderr
+def test_the_shell_completes(
+    words: str, expected: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variables = {"_EDGEAGENT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="0"):
+        main([])
+    assert set(capsys.readouterr().out.split()) == expected
 
 
 def _environment() -> dict[str, str]:

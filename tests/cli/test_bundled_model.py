@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from edgeagent.cli import main
+from tests.integration.conftest import run_command
 from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,18 +57,17 @@ def test_status_and_stop_find_the_daemon_that_serves(tmp_path: Path) -> None:
             next(line for line in daemon.stdout if line.startswith("builtin ready"))
             answer = _run("-m", "edgeagent", "run", "builtin", "Hello", "--state-dir", str(tmp_path))
             assert answer.stdout.strip()
-            report = json.loads(_run("-m", "edgeagent", "status", "--json", "--state-dir", str(tmp_path)).stdout)
+            report = json.loads(run_command("status", "--json", "--state-dir", str(tmp_path)))
             assert report["pid"] == daemon.pid
             assert [model["state"] for model in report["models"]] == ["ready"]
             assert report["num_requests_total"] == 1
-            told = _run("-m", "edgeagent", "status", "--state-dir", str(tmp_path)).stdout
-            assert "builtin  ready" in told
+            assert "builtin  ready" in run_command("status", "--state-dir", str(tmp_path))
             stopped = _run("-m", "edgeagent", "stop", "--state-dir", str(tmp_path))
             assert stopped.returncode == 0, stopped.stderr
             assert daemon.wait() == 0
         finally:
             daemon.kill()
-    assert _run("-m", "edgeagent", "status", "--state-dir", str(tmp_path)).returncode == 1
+    assert main(["status", "--state-dir", str(tmp_path)]) == 1
 
 
 def test_version_names_llama_cpps_commit() -> None:
