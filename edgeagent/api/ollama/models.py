@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Literal, NotRequired
+from typing import TYPE_CHECKING, Literal, NotRequired
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
@@ -34,11 +34,13 @@ from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound
 from edgeagent.service.inventory import KnownModel, find_known, known_models
 from edgeagent.store.hub.cache import named_sha256
-from edgeagent.store.hub.pull import Progress
 from edgeagent.store.library import Library
 from edgeagent.store.library_editor import LibraryEditor, Removal
 from edgeagent.text.tool_format import declares_reasoning, declares_tools
 from edgeagent.types import ModelInfo, ModelStatus, WorkerState
+
+if TYPE_CHECKING:
+    from edgeagent.store.hub.pull import Progress
 
 routes = Routes()
 
@@ -389,7 +391,7 @@ async def _lines(context: Context, name: str) -> AsyncGenerator[OllamaPull, None
     if not any(status.name == known and not status.is_remote for status in statuses):
         async with aclosing(context.pulls.run(name)) as steps:
             async for step in steps:
-                if isinstance(step, Progress):
+                if not isinstance(step, tuple):
                     yield _line(step)
     yield {"status": "success"}
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from http import HTTPStatus
 from importlib import metadata
-from typing import Literal, NotRequired
+from typing import TYPE_CHECKING, Literal, NotRequired
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
@@ -27,9 +27,11 @@ from edgeagent.errors import EdgeAgentError, ModelNotFound
 from edgeagent.router.models import NO_MODEL
 from edgeagent.service.inventory import KnownModel, known_models
 from edgeagent.service.service import status_of
-from edgeagent.store.hub.background import Pulled
-from edgeagent.store.hub.pull import Progress
 from edgeagent.types import UNUSABLE, MediaKind, ModelStatus, WorkerState
+
+if TYPE_CHECKING:
+    from edgeagent.store.hub.background import Pulled
+    from edgeagent.store.hub.pull import Progress
 
 routes = Routes()
 
@@ -277,7 +279,7 @@ async def pull(request: Request) -> Response:
 
 
 def _shown(step: Progress | Pulled) -> PullProgress | ModelPull:
-    if isinstance(step, Progress):
+    if not isinstance(step, tuple):
         return shaped(PullProgress, step, object="model.pull.progress")
     pulled, draft = step
     brought = None if draft is None else shaped(PulledFile, draft, id=draft.name)

@@ -9,18 +9,21 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeagent.config import StoreConfig
 from edgeagent.credentials.grants import revoked, until_revoked
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InternalError
-from edgeagent.store.hub.pull import OnProgress, Progress, PulledModel, Puller
+
+if TYPE_CHECKING:
+    from edgeagent.store.hub.pull import OnProgress, Progress, PulledModel
+
+    Pulled = tuple[PulledModel, PulledModel | None]
+    """A model and its draft model. The draft model is None if none was pulled."""
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.1
-
-Pulled = tuple[PulledModel, PulledModel | None]
-"""A model and its draft model. The draft model is None if none was pulled."""
 
 
 class Pulls:
@@ -54,6 +57,9 @@ class Pulls:
             running.cancel()
 
     def _pull(self, name: str, on_progress: OnProgress, *, with_draft: bool) -> Pulled:
+        # Imported here, in the pull's thread: most daemons pull nothing.
+        from edgeagent.store.hub.pull import Puller
+
         puller = Puller(self._store, self._state_dir)
         return puller.pull_with_draft(name, on_progress) if with_draft else (puller.pull(name, on_progress), None)
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from edgeagent.config import Config, StoreConfig
-from edgeagent.store.hub import background
+from edgeagent.store.hub import pull
 from edgeagent.store.hub.pull import Puller
 from edgeagent.types import ModelStatus, WorkerState
 from tests.api.ollama.requests import body_of, error_of, lines_of, post
@@ -31,7 +31,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     close_session()
     with hub_server() as server:
-        monkeypatch.setattr(background, "Puller", partial(Puller, endpoint=server.url))
+        monkeypatch.setattr(pull, "Puller", partial(Puller, endpoint=server.url))
         yield server
         close_session()
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from edgeagent.config import Config, StoreConfig
-from edgeagent.store.hub import background
+from edgeagent.store.hub import pull
 from edgeagent.store.hub.pull import Puller
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import Running, running
@@ -34,7 +34,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     close_session()
     with hub_server() as server:
         server.add(NAME, {"model-Q4_K_M.gguf": MODEL})
-        monkeypatch.setattr(background, "Puller", partial(Puller, endpoint=server.url))
+        monkeypatch.setattr(pull, "Puller", partial(Puller, endpoint=server.url))
         yield server
         close_session()
 
