@@ -300,12 +300,13 @@ _PART_TAGS = {**dict.fromkeys(("text", "input_text", "output_text", "summary_tex
 Part = Annotated[
     Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")], discriminated_by("type", _PART_TAGS)
 ]
-_PARTS: TypeAdapter[list[Part]] = TypeAdapter(Annotated[list[Part], Field(fail_fast=True)])
+_LATER = ConfigDict(defer_build=True)  # as for a Body
+_PARTS: TypeAdapter[list[Part]] = TypeAdapter(Annotated[list[Part], Field(fail_fast=True)], config=_LATER)
 UserPart = Annotated[
     Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")] | ReadImage | ReadSound | ReadFile,
     discriminated_by("type", _PART_TAGS | MEDIA_TAGS),
 ]
-_USER_PARTS: TypeAdapter[list[Any]] = TypeAdapter(Annotated[list[UserPart], Field(fail_fast=True)])
+_USER_PARTS: TypeAdapter[list[Any]] = TypeAdapter(Annotated[list[UserPart], Field(fail_fast=True)], config=_LATER)
 
 
 def _text_of(content: object) -> str:
