@@ -46,6 +46,9 @@ WITHOUT = Metric("goodput without", "requests/s", "the same, without a latency i
 GAIN = Metric("gain", "x", "goodput, of that without a stated latency", "higher")
 REFUSAL = Metric("refusal", "ms", "until a request was refused")
 PREDICTED = Metric("predicted", "share", f"first token within {MAX_ERROR:.0%} of what was predicted", "higher")
+EARLY = Metric(
+    "ended early", "share", "answers that ended before their limit: nobody knows when their slot is free", "neither"
+)
 PREDICTED_ALONE = Metric("alone", "share", f"first token within {MAX_ERROR:.0%}, one request at a time", "higher")
 PREDICTED_BESIDE = Metric("beside", "share", f"the same beside {NUM_STREAMS} streams", "higher")
 EQUAL_ALONE = Metric("equal alone", "share", f"of equal requests, within {MAX_ERROR:.0%} of their median", "higher")
@@ -76,8 +79,8 @@ def arrival_times(rate: float, window_s: float, seed: str) -> list[float]:
 async def promise(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
     """Measure the server's capacity. Then send LOAD times as many requests, first with a stated latency, then without.
 
-    A request's answer has `workload.max_tokens` tokens. In the end of each window, TTFT_MS are waited for the last
-    first tokens, and all others are cancelled.
+    A request's answer has `workload.max_tokens` tokens, or fewer if the model ends it before. In the end of each
+    window, TTFT_MS are waited for the last first tokens, and all others are cancelled.
     """
     capacity = await _capacity(measured, workload, round_id)
     times = arrival_times(LOAD * capacity, WINDOW_S, f"{measured.prompts.seed} {round_id}")
@@ -95,6 +98,7 @@ async def promise(measured: MeasuredServer, workload: Workload, round_id: str) -
         GAIN: [goodput / without] if without else [],
         REFUSAL: stated.refusals_ms,
         PREDICTED: share_predicted(stated.traces),
+        EARLY: share_early(stated.traces, workload.max_tokens),
     }
 
 
@@ -108,6 +112,12 @@ def share_predicted(traces: Sequence[Trace]) -> list[float]:
 def _first_token_ms(trace: Trace) -> float | None:
     """Return when the first token came, as the server measured it; None if it does not say."""
     return (trace.reported.get("edgeagent", {}).get("stages_ms") or {}).get("first_token")
+
+
+def share_early(traces: Sequence[Trace], max_tokens: int) -> list[float]:
+    """Return the share of whole answers with fewer than `max_tokens` tokens, as a list of one value."""
+    lengths = [trace.counts.num_output for trace in traces if trace.counts]
+    return [sum(length < max_tokens for length in lengths) / len(lengths)] if lengths else []
 
 
 def share_equal(traces: Sequence[Trace]) -> list[float]:
@@ -207,7 +217,7 @@ SCENARIOS = (
     Scenario(
         "promise",
         "more requests than the server can answer, with the latency that they need",
-        (CAPACITY, ARRIVED, ACCEPTED, KEPT, GOODPUT, WITHOUT, GAIN, REFUSAL, PREDICTED),
+        (CAPACITY, ARRIVED, ACCEPTED, KEPT, GOODPUT, WITHOUT, GAIN, REFUSAL, PREDICTED, EARLY),
         promise,
         is_once=True,
     ),

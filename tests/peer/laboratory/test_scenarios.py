@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 
 from edgeagent.api.responses.socket.connection import ADMISSION_S
-from edgeagent.bench.client import Trace
+from edgeagent.bench.client import Counts, Trace
 from edgeagent.bench.scenarios import Workload
 from edgeagent.errors import DeadlineUnreachable, NotSupported, Overloaded
 from edgeagent.types import GenerateRequest, Queued, Started, TextDelta
@@ -21,7 +21,7 @@ from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.bench.test_scenarios import all_present, measured_server, prompt_of
 from tests.peer.laboratory import SCENARIOS, overheads, promises
 from tests.peer.laboratory.overheads import DELIVERY, IDLE_BYTES, IDLE_FIRST, IDLE_OPENING, TTFT_OVERHEAD
-from tests.peer.laboratory.promises import arrival_times, share_predicted
+from tests.peer.laboratory.promises import arrival_times, share_early, share_predicted
 
 WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=3, connections=40)
 
@@ -102,6 +102,12 @@ def test_a_prediction_counts_if_it_is_a_fifth_off() -> None:
     ]
     assert share_predicted(traces) == [0.5]
     assert share_predicted([]) == []
+
+
+def test_answers_that_end_early_are_counted() -> None:
+    traces = [Trace(counts=counts) for counts in (Counts(9, 0, 20), Counts(9, 0, 19), None)]
+    assert share_early(traces, 20) == [0.5]
+    assert share_early([Trace()], 20) == []
 
 
 async def test_connect_counts_connecting_where_it_is_new() -> None:
