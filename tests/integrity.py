@@ -69,10 +69,12 @@ def _(table: BlockTable) -> None:
 def _(ledger: KvCells) -> None:
     counts = np.zeros(ledger.num_cells, np.int32)
     for cells in ledger._cells.values():
-        assert len(set(cells)) == len(cells)
-        counts[np.array(cells, np.intp)] += 1
+        own = np.bincount(np.array(cells, np.intp), minlength=ledger.num_cells)
+        assert own.max(initial=0) <= 1
+        counts += own
     assert (counts == ledger._num_holders).all()
-    assert sorted(ledger._free) == np.flatnonzero(counts == 0).tolist()
+    free = np.bincount(np.fromiter(ledger._free, np.intp), minlength=ledger.num_cells)
+    assert (free == (counts == 0)).all()
 
 
 @check_integrity.register(Engine)
@@ -95,6 +97,10 @@ def _(engine: Engine) -> None:
 @check_integrity.register(Slots)
 def _(slots: Slots) -> None:
     check_integrity(slots._tree)
+    _check_slots(slots)
+
+
+def _check_slots(slots: Slots) -> None:
     check_integrity(slots._cells)
     ids = sorted([*slots._free, *slots._live, *slots._idle])
     assert ids == list(range(slots._runner.num_sequences)), ids
@@ -108,7 +114,7 @@ def _(slots: Slots) -> None:
 
 @check_integrity.register(PrefixStore)
 def _(prefixes: PrefixStore) -> None:
-    check_integrity(prefixes.cells)
+    _check_slots(prefixes.cells)  # the blocks have the same tree
     check_integrity(prefixes.blocks)
     check_integrity(prefixes.saver)
     assert prefixes.cells._tree is prefixes.blocks.tree
