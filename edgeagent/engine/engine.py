@@ -7,6 +7,7 @@ single-threaded and handles token ids, not text.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -378,7 +379,7 @@ class Engine:
         began_s = self._clock()
         parts = self._plan()
         if not parts:
-            self._use_idle_moment()
+            self._use_idle_moment(has_command)
             return False
         self._warmer.pause()
         self._prefixes.saver.free_saved_cells()
@@ -618,14 +619,14 @@ class Engine:
         self._num_steps += len(copied)
         return [Output(sequence) for sequence, _ in copied if sequence.spec.reports_progress]
 
-    def _use_idle_moment(self) -> None:
+    def _use_idle_moment(self, has_command: Callable[[], bool]) -> None:
         """Wait for the side context, or for blocks that are read from disk. Do background work if no sequence runs."""
         restorings = [sequence.restoring for sequence in self._running.values() if sequence.restoring is not None]
         spans = [sequence.span for sequence in self._running.values() if sequence.restoring is None and sequence.span]
         if self._side.sequence is not None:
             self._side.wait_alone(_LOAD_WAIT_S if restorings or spans else ALONE_S)
         elif spans and spans[0] is not None:
-            spans[0].embeddings.wait(_LOAD_WAIT_S)
+            self._await(spans[0].embeddings, _LOAD_WAIT_S if restorings else ALONE_S, has_command)
         elif self._running:
             self._prefixes.restorer.wait(restorings, _LOAD_WAIT_S)
         else:
@@ -634,6 +635,13 @@ class Engine:
             self._warmer.run_when_idle()
             if self._shift_check.is_due and self._warmer.is_done and not self._waiting:
                 self.add(self._shift_check.spec())
+
+    def _await(self, embeddings: Embeddings, most_s: float, has_command: Callable[[], bool]) -> None:
+        """Wait for embeddings, but not if a command waits. To plan a step each time would take the encoder's cores."""
+        until_s = self._clock() + most_s
+        with contextlib.suppress(InternalError):  # the next step ends their sequence
+            while self._clock() < until_s and not has_command() and embeddings.take() is None:
+                embeddings.wait(_LOAD_WAIT_S)
 
     def _verify_all(self, parts: Items[BatchPart], started_s: float) -> list[Output]:
         """Verify the drafts of a computed batch and sample next tokens. `started_s`: when the batch's decode began."""
