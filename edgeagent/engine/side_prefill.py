@@ -41,6 +41,8 @@ MIN_GAIN = 1.25
 # The part of the inter-token-latency budget that is planned. The rest is a reserve, since steps and graph nodes differ
 # in length. With a budget of 300 ms, 95 % of the streams' gaps took at most 279 ms at 0.9, and 309 ms at 0.97.
 _PLANNED_SHARE = 0.92
+# The encoder also computes within the steps, with a tenth of the cores.
+_LEAST_FOR_ENCODER = 0.25
 _GIVEN_TOKENS = 128  # how many cached tokens to pass to the context at a time: reading them takes milliseconds
 _WEIGHT = 0.2  # weight of the latest step or pause in the expected duration of the next one
 _POLL_S = 0.005  # between two checks for a waiting command
@@ -52,7 +54,8 @@ class SidePrefill:
 
     After each step of the streams, the side context computes for the rest of the shortest target of the streams. It
     gets at least the time of that step, or of an average step if that is shorter. A prompt of the tier BATCH gets less,
-    and one that is computed ahead gets only what is left. So it is for the encoder of images and sounds.
+    and one that is computed ahead gets only what is left. So it is for the encoder of images and sounds, except that it
+    gets at least a quarter of the time of a step.
     """
 
     def __init__(
@@ -226,7 +229,8 @@ class SidePrefill:
         """How much time is left beside a step at least, as a multiple of the time of that step."""
         if self._rank is Rank.AHEAD:
             return 0.0
-        return BATCH_SHARE / (1 - BATCH_SHARE) if self._rank is Rank.BATCH else 1.0
+        share = BATCH_SHARE / (1 - BATCH_SHARE) if self._rank is Rank.BATCH else 1.0
+        return min(share, _LEAST_FOR_ENCODER) if self.sequence is None else share
 
     def copy(self, make_room: Callable[[], None]) -> list[tuple[Sequence, int]]:
         """Copy the computed chunks to the cells of their sequence. Return (sequence, start of the chunk) for each.
