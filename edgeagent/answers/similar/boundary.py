@@ -30,9 +30,6 @@ probability that the limit is exceeded. It then reuses an answer with the probab
 all questions below the bound. Here they are below it among the reused answers, which is the stricter of the two
 promises.
 
-A comparison of two questions also says whether the answer to the second would have been right for the first. So a new
-entry knows its first comparison (`adopt`). It does not count for all entries again.
-
 **What the bound means.** E[wrong answers reused] <= max_error E[answers reused], if
 
 1. whether an answer is right depends on the past only through similarity and entry: the questions of an entry are
@@ -116,10 +113,6 @@ class Boundary:
         known.append(made)
         self.num_observed += 1
         self.num_wrong += not is_right
-
-    def adopt(self, entry: bytes, similarity: float, *, is_right: bool) -> None:
-        """Let a new entry know how its question was compared, from which all entries have learned already."""
-        self._entries[entry] = deque([Observation(similarity, is_right)], maxlen=MAX_OBSERVATIONS)
 
     def forget(self, entry: bytes) -> None:
         """Forget an entry. What its questions taught about all entries stays."""

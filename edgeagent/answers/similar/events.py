@@ -31,17 +31,13 @@ class Compared(Struct, frozen=True, tag="compared"):
 
 
 class Added(Struct, frozen=True, tag="added"):
-    """A question whose answer is kept under `key`. `vector`: float32, little-endian. `said`: a digest of the answer.
-
-    `near`: how it was compared before; the answer of each would have been right for the other, or wrong.
-    """
+    """A question whose answer is kept under `key`. `vector`: float32, little-endian. `said`: a digest of the answer."""
 
     key: bytes
     place: bytes
     text: str
     vector: bytes
     said: bytes
-    near: Compared | None = None
 
 
 class Forgotten(Struct, frozen=True, tag="forgotten"):

@@ -98,15 +98,11 @@ class Memory:
         """Note that an answer is given."""
         self._saved += self.max_error - lookup.error
 
-    def add(
-        self, place: bytes, key: bytes, text: str, vector: Vector, said: bytes, near: Compared | None = None
-    ) -> list[bytes]:
+    def add(self, place: bytes, key: bytes, text: str, vector: Vector, said: bytes) -> list[bytes]:
         """Keep a question; see events.Added. Return the keys of those that were forgotten for it, the oldest first."""
         self._known.pop(key, None)
         self._known[key] = Known(place, text, said)
         self._index.add(place, key, vector)
-        if near is not None:
-            self.boundary.adopt(key, near.similarity, is_right=near.is_right)
         surplus = [*self._first(len(self._known) - MAX_QUESTIONS)]
         self.forget(surplus)
         return surplus

@@ -278,13 +278,10 @@ class SimilarAnswers:
         is_right = None if asked.lookup is None else await self._is_right(asked, asked.lookup, question, answer.text)
         if generation != self._generation:
             return
-        compared = None
         if asked.lookup is not None and is_right is not None:
-            compared = Compared(*asked.lookup.near, is_right)
-            self._note(compared)
+            self._note(Compared(*asked.lookup.near, is_right))
         if key is not None:
-            said = self._said(answer.text)
-            self._note(Added(key, asked.place, asked.text, as_bytes(asked.vector), said, compared))
+            self._note(Added(key, asked.place, asked.text, as_bytes(asked.vector), self._said(answer.text)))
 
     async def _is_right(self, asked: _Asked, lookup: Lookup, question: Question, answer: str) -> bool | None:
         """Whether the answer to the nearest question would have been right, by the model's own; None if unknown."""
@@ -359,8 +356,8 @@ class SimilarAnswers:
 
     def _apply(self, event: Event) -> None:
         match event:
-            case Added(key, place, text, vector, said, near):
-                forgotten = self.memory.add(place, key, text, vector_of(vector), said, near)
+            case Added(key, place, text, vector, said):
+                forgotten = self.memory.add(place, key, text, vector_of(vector), said)
                 self._save([key])
                 self._remove(forgotten)
             case Compared(key):

@@ -87,12 +87,10 @@ def run(
                     num_checks += 1
                     waiting.append((number + _DELAY, each, lookup))
                 continue
-            compared = None
             if lookup is not None:
-                compared = Compared(*lookup.near, judge(is_right(lookup.near.key, each)))
-                memory.learn(compared)
+                memory.learn(Compared(*lookup.near, judge(is_right(lookup.near.key, each))))
             key = number.to_bytes(32, "big")
-            memory.add(PLACE, key, each.text, vector, b"", compared)
+            memory.add(PLACE, key, each.text, vector, b"")
             meanings[key] = each.meaning
     return Result(len(asked), num_hits, num_wrong, num_checks, memory.is_off)
 

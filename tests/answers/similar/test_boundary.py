@@ -56,17 +56,6 @@ def test_an_entry_whose_answer_was_wrong_is_less_sure_than_others() -> None:
     assert boundary.error(b"trap", 0.95) == pytest.approx(boundary.error(b"other", 0.95))
 
 
-def test_a_new_entry_knows_how_its_own_question_was_compared() -> None:
-    boundary = taught(100, 0.05)
-    state = boundary.state()
-    unknown = boundary.error(b"new", 0.9)
-    boundary.adopt(b"new", 0.9, is_right=True)
-    assert boundary.error(b"new", 0.9) < unknown
-    boundary.adopt(b"new", 0.9, is_right=False)
-    assert boundary.error(b"new", 0.9) > unknown
-    assert boundary.state() == state, "the others learn nothing of it"
-
-
 def test_what_an_entry_keeps_is_bounded() -> None:
     boundary = Boundary()
     for _ in range(3 * MAX_OBSERVATIONS):
