@@ -24,7 +24,7 @@ A larger share takes more idle time, and ends a wrong reuse sooner: at a bound o
 checks (median), which are 710 answers, and an error of 3 % after 308 checks, which are 6,200 answers.
 """
 _MAX_TIMES = 2.0
-"""An answer is given up to this many times `max_error`, as far as those before it were surer than the bound asks.
+"""An answer is given up to this many times `max_error`, as far as those before it were, and proved, surer than that.
 
 All such answers are checked. With 1, 0.82 of the best threshold's hits were reached at a bound of 0.5 %, and with 2,
 0.90 (two domains that were tuned on).
@@ -66,7 +66,9 @@ class Memory:
         self.test = ErrorTest(max_error)
         self._index = Index()
         self._known: dict[bytes, Known] = {}
-        self._saved = 0.0  # by how much the answers that were given are surer than the bound asks, in all
+        # Of the answers given since the start: how many were expected to be wrong, and how many were found to be.
+        self._num_given = self._num_wrong = 0
+        self._num_expected = 0.0
 
     @property
     def is_off(self) -> bool:
@@ -90,13 +92,19 @@ class Memory:
         if near is None:
             return None
         error = self.boundary.error(*near)
-        most = min(_MAX_TIMES * self.max_error, self.max_error + self._saved)
+        saved = self.max_error * self._num_given - max(self._num_expected, self._num_wrong)
+        most = min(_MAX_TIMES * self.max_error, self.max_error + max(0.0, saved))
         check = min(1.0, max(MIN_CHECKED, error / self.max_error))
         return Lookup(near, error, error <= most and not self.is_off, check)
 
     def give(self, lookup: Lookup) -> None:
         """Note that an answer is given."""
-        self._saved += self.max_error - lookup.error
+        self._num_given += 1
+        self._num_expected += lookup.error
+
+    def found_wrong(self) -> None:
+        """Note that an answer that was given is wrong."""
+        self._num_wrong += 1
 
     def add(self, place: bytes, key: bytes, text: str, vector: Vector, said: bytes) -> list[bytes]:
         """Keep a question; see events.Added. Return the keys of those that were forgotten for it, the oldest first."""
@@ -123,7 +131,8 @@ class Memory:
         """Forget questions. With None, forget all and what they taught: what was turned off is on again."""
         if keys is None:
             self._index, self._known = Index(), {}
-            self.boundary, self.test, self._saved = Boundary(), ErrorTest(self.max_error), 0.0
+            self.boundary, self.test = Boundary(), ErrorTest(self.max_error)
+            self._num_given, self._num_wrong, self._num_expected = 0, 0, 0.0
             return
         for key in keys:
             if self._known.pop(key, None) is not None:

@@ -303,6 +303,8 @@ class SimilarAnswers:
         if is_right is None or generation != self._generation:
             return
         metrics.answer_cache_total.labels("checked" if is_right else "wrong").inc()
+        if not is_right:
+            self.memory.found_wrong()
         self._note(Compared(*lookup.near, is_right, lookup.check_probability, lookup.error))
 
     def _said(self, answer: str) -> bytes:

@@ -75,6 +75,8 @@ def run(
                 _, asked_then, given = waiting.pop(0)
                 was_right = judge(is_right(given.near.key, asked_then))
                 memory.learn(Compared(*given.near, was_right, given.check_probability, given.error))
+                if not was_right:
+                    memory.found_wrong()
             if memory.refusal(each.text):
                 continue
             vector = vectors[each.text]

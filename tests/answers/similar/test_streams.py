@@ -109,3 +109,11 @@ def test_an_answer_above_the_bound_is_given_after_surer_ones_only() -> None:
             memory.give(lookup)
             expected.append(lookup.error)
     assert len(expected) == 2 and expected[1] > 0.01 and sum(expected) <= 0.01 * len(expected)
+    for wanted in (True, False):
+        for _ in range(20):
+            lookup = memory.look_up(PLACE, f"Hello, {text}", vector)
+            assert lookup is not None and lookup.is_sure
+            memory.give(lookup)
+        lookup = memory.look_up(PLACE, f"Hello, {text}", near)
+        assert lookup is not None and lookup.is_sure is wanted
+        memory.found_wrong()
