@@ -182,8 +182,9 @@ def shortest_target_s(sequences: Iterable[Sequence]) -> float:
 
 
 def _asked_target_s(sequences: Iterable[Sequence]) -> float:
-    """Return the shortest target that a sequence asked for, in seconds per token; infinite if none did."""
-    return min((each.token_s for each in sequences if each.spec.token_s is not None), default=math.inf)
+    """Return the shortest target that a stream asked for, in seconds per token; infinite if none did."""
+    asked = (each.token_s for each in sequences if each.is_decoding and each.spec.token_s is not None)
+    return min(asked, default=math.inf)
 
 
 def share_urgency(running: Collection[Sequence], waiting: Collection[Sequence]) -> None:
@@ -250,8 +251,10 @@ class Scheduler:
         self._overhead_s = 0.0  # the part of a step that is not the decode: drafting and sampling
         # How long the step of realtime prompts alone may take that `choose` returned; None if it returned another one.
         self._own_s: float | None = None
-        # Whether the planned step and the latest one are such steps, and when the latest step with streams ended.
-        self._is_own, self._was_own, self._streamed_s = False, False, clock()
+        # Whether the planned step is such a step, and whether it has streams.
+        self._is_own, self._has_streams = False, False
+        # Whether such a step has ended since the latest one with streams, and when that one ended.
+        self._was_own, self._streamed_s = False, clock()
         self._has_yielded = False  # whether a realtime prompt has let the streams go first, since they had waited
 
     def mark_late(self, sequences: Iterable[Sequence]) -> None:
@@ -419,6 +422,7 @@ class Scheduler:
         prompts: list[Sequence] = []
         for sequence in running:
             (decoding if sequence.is_decoding else prompts).append(sequence)
+        self._has_streams = bool(decoding)
         parts = []
         room = self._max_batch - len(decoding)
         for sequence in decoding:
@@ -466,9 +470,10 @@ class Scheduler:
         Call this when the step has ended.
         """
         self._overhead_s += _OVERHEAD_WEIGHT * (seconds - self._overhead_s)
-        self._was_own = self._is_own
-        if not self._was_own:
-            self._streamed_s = self._clock()
+        if self._has_streams:
+            self._was_own, self._streamed_s = False, self._clock()
+        elif self._is_own:
+            self._was_own = True
 
     def _most_scored(self, room: int, *, is_alone: bool) -> int:
         """Return for how many tokens of a prompt to compute log probabilities in a step, at most.

@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from weakref import ref
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape
@@ -92,7 +93,8 @@ class SidePrefill:
         """The sequence whose prompt is computed in the side context. The engine's steps leave it out meanwhile."""
         self.may_compute = False
         """Whether the side context computes after the next step. It waits while there is a more urgent prompt."""
-        self._encoding: tuple[Rank, Embeddings] | None = None
+        # A weak reference, since embeddings are encoded only as long as a sequence refers to them.
+        self._encoding: tuple[Rank, ref[Embeddings]] | None = None
         self._has_streams = False
 
     @property
@@ -110,7 +112,9 @@ class SidePrefill:
 
         On a GPU, the encoder's work and the steps take turns by themselves.
         """
-        self._encoding = encoding if self._runner.is_blocking else None
+        self._encoding = None
+        if encoding is not None and self._runner.is_blocking:
+            self._encoding = encoding[0], ref(encoding[1])
 
     @property
     def num_bytes(self) -> int:
@@ -179,9 +183,9 @@ class SidePrefill:
         context = None if self._context is None or self._context.is_over else self._context
         if context is not None and (self._give() or not context.wait_paused(timeout_s)):
             return False
-        if self._encoding is None:
+        embeddings = None if self._encoding is None else self._encoding[1]()
+        if embeddings is None:
             return True
-        embeddings = self._encoding[1]
         embeddings.wait(timeout_s)
         try:
             return embeddings.take() is not None

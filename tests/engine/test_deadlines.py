@@ -297,6 +297,20 @@ class TestStreams:
         assert max(scene.gaps_s("0")[10:]) <= MAX_STEP_S + 0.2
         assert scene.times_s["now"][0] - now.advanced_s <= MAX_STEP_S + 0.001
 
+    def test_a_step_without_streams_takes_no_turn_of_theirs(self) -> None:
+        """Such as the embeddings of an image, which are computed in a step of their own."""
+        scene = Scene(fixed_s=0.02, token_s=0.01)
+        for number in range(8):
+            scene.add(f"{number}", 10, 1000)
+        scene.run(until_s=3.0)
+        now = scene.add("now", 900, tier=Tier.REALTIME)
+        while not now.num_computed:
+            scene.step()
+        scheduler, streams = scene.engine._scheduler, [scene.sequences[f"{number}"] for number in range(8)]
+        scheduler.plan([scene.add("image", 64)], {})
+        scheduler.record_overhead(0.0)
+        assert scheduler.choose([*streams, now]) == streams
+
     @settings(max_examples=5, deadline=None)
     @given(seed=st.integers(0, 10_000))
     def test_targets_are_kept_and_no_token_is_lost_over_random_arrivals(self, seed: int) -> None:

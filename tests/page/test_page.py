@@ -16,7 +16,7 @@ from edgeagent import metrics
 from edgeagent.config import Config, StoreConfig
 from edgeagent.credentials.keys import KeyRing, ensure_token
 from edgeagent.errors import ContextLengthExceeded
-from edgeagent.store.hub import background
+from edgeagent.store.hub import pull
 from edgeagent.store.hub.pull import Puller
 from edgeagent.types import GenerateRequest, ReasoningDelta, Started, TextDelta, ToolCallDelta, ToolCallStarted
 from tests.backends.fake import Act, FakeBackend, Gate, finished
@@ -321,7 +321,7 @@ async def test_the_board_downloads_a_model_and_offers_to_load_it(
     close_session()
     with hub_server() as hub:
         hub.add("org/model-GGUF", {"model-Q4_K_M.gguf": small_model(1, 200_000)})
-        monkeypatch.setattr(background, "Puller", partial(Puller, endpoint=hub.url))
+        monkeypatch.setattr(pull, "Puller", partial(Puller, endpoint=hub.url))
         async with visiting(browser, backend, config, (1280, 800)) as visit:
             await visit.enter()
             await visit.tab.click("#to-board")

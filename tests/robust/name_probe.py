@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeagent.store.hub import background, pull
+from edgeagent.store.hub import pull
 from edgeagent.store.hub.pull import Puller
 from tests.robust import asgi
 from tests.robust.name_vectors import WIRE_NAMES
@@ -51,7 +51,7 @@ def ask(caller: asgi.Caller, name: str) -> list[tuple[str, int]]:
 def main(folder: Path) -> None:
     """Print the paths opened beyond those for a harmless name, and the statuses."""
     nowhere = partial(Puller, endpoint="http://127.0.0.1:9")
-    background.Puller = nowhere  # type: ignore[attr-defined]
+    pull.Puller = nowhere  # type: ignore[assignment, misc]
     pull.RETRY_WAIT_S = 0.0
     asgi.STATE_DIR = folder
     with asgi.calling() as caller:

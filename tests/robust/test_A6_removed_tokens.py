@@ -31,7 +31,7 @@ from edgeagent.credentials.keys import (
 )
 from edgeagent.errors import Unauthorized
 from edgeagent.runtime_file import TOKEN_FILE, write_private
-from edgeagent.store.hub import background
+from edgeagent.store.hub import background, pull
 from edgeagent.types import GenerateRequest, QueryAnswer, Started, TextDelta, TextQuery
 from tests.backends.fake import Act, FakeBackend, Gate
 from tests.daemon.running import Running, read_reply, running
@@ -238,7 +238,7 @@ async def test_a_pull_ends_with_its_token(tmp_path: Path, monkeypatch: pytest.Mo
         def pull_with_draft(self, *_: object) -> None:
             may_go_on.wait(LIMIT_S)
 
-    monkeypatch.setattr(background, "Puller", Slow)
+    monkeypatch.setattr(pull, "Puller", Slow)
     ensure_token(tmp_path)
     token, ring = add_client(tmp_path, "store", [Scope.MODELS]), KeyRing(tmp_path)
     registry, may_go_on = grants.Grants(ring), threading.Event()

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from edgeagent.api.app import create_app
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import ModelNotFound
-from edgeagent.store.hub import background
+from edgeagent.store.hub import pull
 from edgeagent.types import WorkerState
 from tests.api.services import INFO, OneModel
 from tests.examples import examples
@@ -71,7 +71,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.Ba
     config = Config(state_dir=folder, store=StoreConfig(models_dir=folder / "models"))
     app = create_app(config, OneModel(WorkerState.READY, info=INFO), keys=OwnerKey("x" * 43))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(background, "Puller", NoPuller)
+        patch.setattr(pull, "Puller", NoPuller)
         loaded = schemathesis.openapi.from_dict(DOCUMENT)
         loaded.app = app
         yield loaded

@@ -180,7 +180,8 @@ def error_codes() -> dict[str, type[EdgeAgentError]]:
         ours = (child for child in cls.__subclasses__() if child.__module__.startswith("edgeagent."))
         # By name, because the order in which modules are imported changes.
         classes += sorted((child for child in ours if child not in classes), key=lambda child: child.__qualname__)
-    return {cls.code: cls for cls in classes}
+    # A subclass without a code of its own has that of its base.
+    return {cls.code: cls for cls in classes if cls in WIRE_FORMS or "code" in vars(cls)}
 
 
 def http_status(error: EdgeAgentError) -> int:

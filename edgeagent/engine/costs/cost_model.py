@@ -124,7 +124,7 @@ class StepShape(NamedTuple):
 
         The number of used cells stays the same.
         """
-        num_pairs, num_extra = num_tokens * depth, max(0, FLASH_TILE - num_tokens) * depth
+        num_pairs, num_extra = num_tokens * depth, max(0, FLASH_TILE - num_tokens) * depth if num_tokens else 0.0
         return StepShape(
             self.num_tokens + num_tokens, self.num_cells, self.num_pairs + num_pairs, self.num_extra + num_extra
         )

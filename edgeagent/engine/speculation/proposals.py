@@ -13,7 +13,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from edgeagent.engine.costs.cost_model import CostModel, StepShape, TimeShare
+from edgeagent.engine.costs.cost_model import FLASH_TILE, CostModel, StepShape, TimeShare
 from edgeagent.engine.media_tokens import is_medium
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.acceptance import Acceptance, Ending, Experience, min_chances
@@ -314,7 +314,8 @@ class Proposals:
             return forced
         num_tokens = len(rooms) + sum(map(len, forced.values()))
         depth = sum(sequence.num_computed for sequence in free) / len(free)
-        return forced | self._drafted(free, rooms, StepShape(num_tokens, num_cells, num_tokens * depth))
+        num_extra = max(0, FLASH_TILE * len(rooms) - num_tokens) * depth
+        return forced | self._drafted(free, rooms, StepShape(num_tokens, num_cells, num_tokens * depth, num_extra))
 
     def _cut_even(self, proposals: dict[str, tuple[int, ...]], names: Items[str]) -> dict[str, tuple[int, ...]]:
         """Return proposals, cut to the fewest tokens that any of the sequences `names` has; {} if one has none."""
