@@ -15,7 +15,7 @@ from typing import Any
 
 from edgeagent.worker.exit_cause import is_from_outside
 from edgeagent.worker.parent.supervision.channel import Channel
-from edgeagent.worker.parent.supervision.watchdog import Owed, Watchdog
+from edgeagent.worker.parent.supervision.watchdog import Owed, Signs, Watchdog
 from edgeagent.worker.protocol import (
     ENCLOSED,
     MAX_FRAME_TO_WORKER_BYTES,
@@ -105,8 +105,9 @@ class RendererProcess:
     async def _carry_out(self, job: RenderJob, num_tries: int = 1) -> RenderAnswer:
         channel = await self._started()
         reply = self._reply = asyncio.get_running_loop().create_future()
+        first = channel.signs()  # before the job, which may take its memory at once
         channel.send_frame(framed(job.part))
-        trouble = await self._wait(job, channel, reply)
+        trouble = await self._wait(job, channel, reply, first)
         if not trouble:
             return RenderAnswer(job.number, reply.result() or b"")
         is_killed = channel.returncode is not None and is_from_outside(channel.returncode)
@@ -116,12 +117,17 @@ class RendererProcess:
         logger.warning("%s: the process of the chat template was ended: a job took %s", self._name, trouble)
         return RenderAnswer(job.number, trouble=trouble)
 
-    async def _wait(self, job: RenderJob, channel: Channel, reply: asyncio.Future[bytes | None]) -> str:
-        """Wait for the reply to a job and return ""; if none will come or a limit is reached, what the job took."""
+    async def _wait(
+        self, job: RenderJob, channel: Channel, reply: asyncio.Future[bytes | None], first: Signs | None
+    ) -> str:
+        """Wait for the reply to a job and return ""; if none will come or a limit is reached, what the job took.
+
+        `first`: the resource use before the job.
+        """
         loop = asyncio.get_running_loop()
         cpu_s = min(job.cpu_s, _MAX_CPU_S) if job.cpu_s > 0 else 0.0  # NaN compares false
         owed = Owed("more than", job.number, round(cpu_s, 2))
-        watchdog, first, last_s = Watchdog(_LOOK_S), channel.signs(), loop.time()
+        watchdog, last_s = Watchdog(_LOOK_S), loop.time()
         watchdog.tick(0.0, first, ())
         events: set[asyncio.Future[Any]] = {reply, channel.ended}
         while True:
