@@ -1,4 +1,5 @@
 import contextlib
+import itertools
 import json
 import random
 from typing import Any
@@ -83,8 +84,8 @@ PETS = {
         ),
         (
             {**BASE, "anyOf": [named(b=NUMBER), named(c=NUMBER)]},
-            [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}],
-            [{"d": 1}],
+            [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "c": 1}],
+            [{"a": 1, "b": 1, "c": 1}, {"d": 1}],
         ),
         (
             {**named(a=NUMBER, b=NUMBER), "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
@@ -94,7 +95,7 @@ PETS = {
         (
             {**named(a=NUMBER), "anyOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": PETS},
             [{"a": 1, "kind": "cat", "lives": 9}],
-            [{"a": 1, "kind": "cat", "x": 1}, {"a": 1, "kind": "cow"}],
+            [{"a": 1, "kind": "cat", "tricks": 9}, {"a": 1, "kind": "cat", "x": 1}, {"a": 1, "kind": "cow"}],
         ),
         (
             {"allOf": [{"anyOf": [BASE, named(b=NUMBER)]}, {"anyOf": [named(c=NUMBER), named(d=NUMBER)]}]},
@@ -128,6 +129,65 @@ def test_objects_are_closed_where_their_schema_leaves_that_open(
     for value in bad:
         assert not is_written(schema, value), value
     assert json.dumps(schema) == before
+
+
+def needs(**properties: Any) -> dict[str, Any]:
+    """Return an alternative that requires each of its properties."""
+    return {"properties": properties, "required": list(properties)}
+
+
+A_OR_B = [needs(a=NUMBER), needs(b=NUMBER)]
+ONLY_NAMED, ONLY_ITS_OWN = {"unevaluatedProperties": False}, {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {**named(kind=STRING), "anyOf": A_OR_B, **ONLY_NAMED},
+            [{"kind": "x", "a": 1}, {"kind": "x", "b": 1}],
+            [{"kind": "x", "a": "x", "b": 1}, {"a": 1, "c": 1}],
+        ),
+        (
+            {**named(kind=STRING), "anyOf": [{**needs(a=NUMBER), **ONLY_ITS_OWN}, needs(b=NUMBER)]},
+            [{"a": 1}, {"kind": "x", "b": 1}],
+            [{"kind": "x", "a": 1}, {"b": 1, "c": 1}, {"kind": "x", "a": "x", "b": 1}],
+        ),
+        (
+            {**named(kind=STRING), "anyOf": [{**needs(a=NUMBER), "additionalProperties": True}, needs(b=NUMBER)]},
+            [{"kind": "x", "a": 1}, {"a": 1, "c": 1}, {"kind": "x", "b": 1}],
+            [{"b": 1, "c": 1}],
+        ),
+        (
+            {**named(kind=STRING), "allOf": [{"anyOf": A_OR_B}, {"anyOf": [needs(c=NUMBER), {}]}], **ONLY_NAMED},
+            [{"a": 1}, {"kind": "x", "b": 1}, {"a": 1, "c": 1}],
+            [{"kind": "x", "a": "x", "b": 1}, {"a": 1, "c": "x"}],
+        ),
+        (
+            {**named(kind=STRING), "anyOf": [{**needs(c=NUMBER), "anyOf": A_OR_B}, True], **ONLY_NAMED},
+            [{"kind": "x"}, {"kind": "x", "c": 1, "a": 1}],
+            [{"c": 1}, {"a": 1}, {"c": 1, "a": "x", "b": 1}],
+        ),
+        (
+            {**named(kind=STRING), "$ref": "#/$defs/two", "$defs": {"two": {"anyOf": [needs(a=NUMBER), BASE]}}},
+            [{"kind": "x", "a": 1}],
+            [{"a": 1, "c": 1}],
+        ),
+        (
+            {"$ref": "#/$defs/one", "properties": {}, "$defs": {"one": {"anyOf": [{**BASE, **ONLY_ITS_OWN}]}}},
+            [{"a": 1}],
+            [{"c": 1}],
+        ),
+    ],
+)
+def test_alternatives_are_closed_each_by_itself(
+    schema: dict[str, Any], good: list[dict[str, Any]], bad: list[dict[str, Any]]
+) -> None:
+    assert all(is_written(schema, value) for value in good)
+    assert not any(is_written(schema, value) for value in bad)
+    for values in itertools.product((None, "x"), *[(None, 1, "x")] * 3):
+        value = {key: each for key, each in zip(("kind", "a", "b", "c"), values, strict=True) if each is not None}
+        is_written(schema, value)  # asserts that an allowed value is valid
 
 
 TREE: dict[str, Any] = {**named(value=NUMBER, left={"$ref": "#"}), "required": ["value"]}
@@ -229,7 +289,15 @@ def joined(num_objects: int) -> dict[str, Any]:
     return {"type": "object", "properties": objects, "$defs": {"big": big}}
 
 
+def choices(number: int) -> dict[str, Any]:
+    """Return a schema with this many choices for one object, each with its own key."""
+    return {"allOf": [{"anyOf": [{"properties": {f"p{index}": {}}}]} for index in range(number)], "properties": {}}
+
+
 def test_the_work_for_joined_schemas_is_bounded_for_a_request() -> None:
+    close_objects(choices(200))
+    with pytest.raises(SchemaError, match="join more than"):
+        close_objects(choices(1200))
     limit = WorkLimit()
     close_objects(joined(150), limit)
     with pytest.raises(SchemaError, match="join more than"):
