@@ -103,7 +103,7 @@ class Encoder(threading.Thread):
         self.reading = NOTHING_READ
         """The id of the request whose medium is decoded now, and since when."""
         self.num_steps = 0
-        """How often a computation has made progress. Any thread may read it, and the next three."""
+        """How often a computation has made progress. Any thread may read it, and the next two."""
         self.num_encoded = 0
         """How many chunks were encoded."""
         self.num_interrupted = 0
@@ -130,6 +130,7 @@ class Encoder(threading.Thread):
                 asked()
             else:
                 self._answer(asked)
+            self.num_steps += 1
         self._close()
 
     def _next(self) -> ref[ChunkEmbeddings] | partial[None] | None:

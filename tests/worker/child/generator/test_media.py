@@ -481,6 +481,17 @@ def test_the_images_of_a_prompt_are_read_one_at_a_time(asker: Callable[..., Aske
         read_all(lfm2.host, damaged)
 
 
+def test_each_medium_that_is_read_is_progress(asker: Callable[..., Asker]) -> None:
+    """A chunk may wait for many of them, and the daemon ends a worker that makes no progress."""
+    lfm2 = asker("lfm2")
+    assert lfm2.host.media is not None
+    encoder = lfm2.host.media.encoder
+    read_all(lfm2.host, GenerateRequest("r", "", question("which?", *lfm2.media)))
+    encoder.stop()
+    encoder.join()
+    assert lfm2.host.num_encoder_steps == 3
+
+
 @pytest.mark.parametrize("name", SEEING)
 def test_an_image_whose_embeddings_are_kept_is_not_decoded(
     asker: Callable[..., Asker], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
