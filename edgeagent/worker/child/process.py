@@ -24,7 +24,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -312,8 +311,8 @@ class _PromptPreparer(threading.Thread):
         self._loop.preparing = submit.request.id, time.monotonic()
         queue = self._loop.to_prepare
         try:
-            if self._host.read_media(submit.request, reading, partial(queue.put_back, submit)):
-                queue.set_aside(submit)
+            if (begin := self._host.next_to_read(submit.request, reading)) is not None:
+                queue.set_aside(submit, reading, begin)
                 return
             self._loop.hand_in(submit, self._host.prepare(submit.request, submit.delivered))
         except EdgeAgentError as error:

@@ -61,7 +61,7 @@ from edgeagent.worker.child.generator.block_keys import BlockKeys
 from edgeagent.worker.child.generator.choosing import read_choices
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
-from edgeagent.worker.child.generator.media import NOTHING_READ, MediaReader, OnRead, Reading
+from edgeagent.worker.child.generator.media import NOTHING_READ, BeginRead, MediaReader, Reading
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest, make_spec
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.opening import Opened
@@ -343,12 +343,12 @@ class Host:
         template, why_none = self._question_template, self._why_no_media
         return answer_query(self.model, self._vocabulary, template, query, self.media, why_none)
 
-    def read_media(self, request: GenerateRequest, reading: Reading | None, on_read: OnRead) -> bool:
-        """Read one of the images and sounds of a request before `prepare`; see MediaReader.read_next."""
+    def next_to_read(self, request: GenerateRequest, reading: Reading | None) -> BeginRead | None:
+        """Return what reads one of the images and sounds of a request before `prepare`; see MediaReader."""
         prompt = request.prompt
         if self.media is None or not isinstance(prompt, ChatPrompt) or not prompt.media:
-            return False
-        return self.media.read_next(request, reading, on_read)
+            return None
+        return self.media.next_to_read(request, reading)
 
     @property
     def num_encoder_steps(self) -> int:

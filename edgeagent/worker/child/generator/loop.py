@@ -29,7 +29,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.frame_writer import Frames, Outlet, wait_until_written
 from edgeagent.worker.child.generator.answers import Answers, News, RunningRequest
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.media import Reading
+from edgeagent.worker.child.generator.media import BeginRead, Reading
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.job_loop import JobLoop, TextJob, TextJobs
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Stop, Submit, failed_message
@@ -103,17 +103,22 @@ _RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 class PrepareQueue:
-    """The requests that wait for the preparer thread. Other threads add requests; only the preparer removes them."""
+    """The requests that wait for the preparer thread. Other threads add requests; only the preparer removes them.
+
+    One medium is read at a time, so that the most urgent request gets the next turn for its media too.
+    """
 
     def __init__(self) -> None:
         # A request, one whose medium was read, or the id of one that is cancelled.
         self._arrived: SimpleQueue[Submit | tuple[Submit, Reading] | str] = SimpleQueue()
-        # In order of arrival. Only the thread that calls `get` uses this and the next four fields.
+        # In order of arrival. Only the thread that calls `get` writes this and the next fields.
         self._waiting: list[Submit] = []
-        self._aside: dict[str, Submit] = {}  # those whose medium is read now, by id
+        self._is_reading = False
+        self._aside: Submit | None = None  # whose medium is read now; None too if it was cancelled
+        self._unread: set[str] = set()  # the ids of waiting requests that cannot go on while a medium is read
         self._readings: dict[str, Reading] = {}  # of those that wait again, by id
         self._served_at: dict[str, int] = {}  # by partition, while requests wait
-        self._num_served = 0
+        self._num_served = self._served_before = 0  # before: the latest request's partition, before its turn
 
     def put(self, submit: Submit) -> None:
         """Add a request; any thread may call it."""
@@ -123,27 +128,50 @@ class PrepareQueue:
         """Remove a request, if it still waits: it is cancelled. Any thread may call it."""
         self._arrived.put(request_id)
 
-    def set_aside(self, submit: Submit) -> None:
-        """Remember the latest request until `put_back`: one of its media is being read."""
-        self._aside[submit.request.id] = submit
+    def set_aside(self, submit: Submit, reading: Reading | None, begin: BeginRead) -> None:
+        """Have a medium of the latest request read, with `begin`, and add the request again behind other ones.
 
-    def put_back(self, submit: Submit, reading: Reading) -> None:
-        """Add a request again that was set aside, behind other ones. Any thread may call it."""
+        If another medium is being read, the request waits for its turn, with the `reading` that it had.
+        """
+        if not self._is_reading:
+            self._is_reading, self._aside = True, submit
+            begin(partial(self._put_back, submit), lambda: self._aside is submit)
+            return
+        request_id = submit.request.id
+        self._served_at[submit.request.cache.partition] = self._served_before  # this was no turn
+        self._waiting.append(submit)
+        self._unread.add(request_id)
+        if reading is not None:
+            self._readings[request_id] = reading
+
+    def _put_back(self, submit: Submit, reading: Reading) -> None:
         self._arrived.put((submit, reading))
 
     def get(self) -> tuple[Submit, Reading | None]:
         """Wait for the next request and remove it. Return it with the last reading of its media."""
         self._take_arrived()
-        while not self._waiting:
+        while not (ready := self._ready()):
             self._take_arrived()
-        submit = self._waiting.pop(min(range(len(self._waiting)), key=self._position))
+        submit = self._waiting.pop(min(ready, key=self._position))
+        request_id, partition = submit.request.id, submit.request.cache.partition
+        self._unread.discard(request_id)
         self._num_served += 1
-        self._served_at[submit.request.cache.partition] = self._num_served
-        return submit, self._readings.pop(submit.request.id, None)
+        self._served_before = self._served_at.get(partition, 0)
+        self._served_at[partition] = self._num_served
+        return submit, self._readings.pop(request_id, None)
+
+    def _ready(self) -> list[int]:
+        """Return where those stand among the waiting requests that can be prepared, or whose media can be read, now."""
+        return [
+            index
+            for index, submit in enumerate(self._waiting)
+            if not self._is_reading or submit.request.id not in self._unread
+        ]
 
     def _take_arrived(self) -> None:
         if not self._waiting:
             self._served_at.clear()
+        if not self._ready():
             self._take(self._arrived.get())
         with contextlib.suppress(Empty):
             while True:
@@ -156,12 +184,14 @@ class PrepareQueue:
             case str(request_id):
                 self._waiting = [submit for submit in self._waiting if submit.request.id != request_id]
                 self._readings.pop(request_id, None)
-                self._aside.pop(request_id, None)
+                self._unread.discard(request_id)
+                if self._aside is not None and self._aside.request.id == request_id:
+                    self._aside = None
             case (submit, reading):
-                if self._aside.get(submit.request.id) is submit:
-                    del self._aside[submit.request.id]
+                if self._aside is submit:
                     self._waiting.append(submit)
                     self._readings[submit.request.id] = reading
+                self._is_reading, self._aside = False, None
 
     def _position(self, index: int) -> tuple[int, int, int]:
         request = self._waiting[index].request

@@ -83,6 +83,8 @@ class Reading:
 
 
 OnRead = Callable[[Reading], None]
+BeginRead = Callable[[OnRead, Callable[[], bool]], None]
+"""Begins to read a medium. The second argument tells whether it is still wanted; any thread may call it."""
 
 
 class Encoder(threading.Thread):
@@ -113,9 +115,19 @@ class Encoder(threading.Thread):
         """Queue a chunk. Any thread may call it."""
         self._asked.put(ref(wanted))
 
-    def read(self, medium: Media, partition: str, request_id: str, on_read: Callable[[Form], None]) -> None:
-        """Have a medium decoded, and pass its form to `on_read`, on this thread. Any thread may call it."""
-        self._asked.put(partial(self._read, medium, partition, request_id, on_read))
+    def read(
+        self,
+        medium: Media,
+        partition: str,
+        request_id: str,
+        on_read: Callable[[Form], None],
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """Have a medium decoded, and pass its form to `on_read`, on this thread. Any thread may call it.
+
+        If `is_wanted` returns False, the medium is not decoded, and `on_read` gets an empty form.
+        """
+        self._asked.put(partial(self._read, medium, partition, request_id, on_read, is_wanted))
 
     def stop(self) -> None:
         """End the thread. Any thread may call it."""
@@ -140,7 +152,17 @@ class Encoder(threading.Thread):
             self._close()
         return self._asked.get()
 
-    def _read(self, medium: Media, partition: str, request_id: str, on_read: Callable[[Form], None]) -> None:
+    def _read(
+        self,
+        medium: Media,
+        partition: str,
+        request_id: str,
+        on_read: Callable[[Form], None],
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        if not is_wanted():
+            on_read(())
+            return
         self.reading = request_id, time.monotonic()
         try:
             check_medium(medium)
@@ -259,10 +281,10 @@ class MediaReader:
             num_chunks += 1
         return ReadMedium(tokens, tuple(spans))
 
-    def read_next(self, request: GenerateRequest, reading: Reading | None, on_read: OnRead) -> bool:
-        """Have the next medium of a request decoded whose form is not known. Return False if all are known.
+    def next_to_read(self, request: GenerateRequest, reading: Reading | None) -> BeginRead | None:
+        """Return what has the next medium of a request decoded whose form is not known. None: all are known.
 
-        `on_read` gets the `reading` for the next call. Other prompts are prepared meanwhile. Raise the errors of
+        Its `on_read` gets the `reading` for the next call. Other prompts are prepared meanwhile. Raise the errors of
         `read`.
         """
         prompt, partition = request.prompt, request.cache.partition
@@ -282,10 +304,19 @@ class MediaReader:
                 continue
             self._check_kind(medium)
             if self._known(medium, partition) is None:
-                done = partial(_note_read, on_read, num)
-                self.encoder.read(medium, partition, request.id, done)
-                return True
-        return False
+                return partial(self._begin_read, medium, partition, request.id, num)
+        return None
+
+    def _begin_read(
+        self,
+        medium: Media,
+        partition: str,
+        request_id: str,
+        num_read: int,
+        on_read: OnRead,
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        self.encoder.read(medium, partition, request_id, partial(_note_read, on_read, num_read), is_wanted)
 
     def with_notes(self, prompt: ChatPrompt, partition: str) -> ChatPrompt:
         """Return a conversation with notes for the media in the results of tools that cannot be read.

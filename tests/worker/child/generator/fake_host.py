@@ -25,7 +25,7 @@ from edgeagent.types import Delta, Embed, Finished, GenerateRequest, MemoryKind,
 from edgeagent.worker.child.frame_writer import MakeFrames
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop
-from edgeagent.worker.child.generator.media import OnRead, Reading
+from edgeagent.worker.child.generator.media import BeginRead, Reading
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.process import _PromptPreparer
 from edgeagent.worker.protocol import (
@@ -141,8 +141,8 @@ class FakeHost:
 
     num_encoder_steps = 0
 
-    def read_media(self, request: GenerateRequest, reading: Reading | None, on_read: OnRead) -> bool:
-        return False
+    def next_to_read(self, request: GenerateRequest, reading: Reading | None) -> BeginRead | None:
+        return None
 
     def adjust_threads(self) -> None: ...
 

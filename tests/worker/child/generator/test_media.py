@@ -463,7 +463,8 @@ def read_all(host: Host, request: GenerateRequest) -> list[int]:
     """Have the media of a request read, as the preparer does. Return how many were read after each."""
     readings: SimpleQueue[Reading] = SimpleQueue()
     nums, reading = list[int](), None
-    while host.read_media(request, reading, readings.put):
+    while (begin := host.next_to_read(request, reading)) is not None:
+        begin(readings.put, lambda: True)
         reading = readings.get(timeout=patient(10))
         nums.append(reading.num_read)
     return nums
@@ -479,6 +480,18 @@ def test_the_images_of_a_prompt_are_read_one_at_a_time(asker: Callable[..., Aske
     damaged = GenerateRequest("r", "", question("which?", medium(png()[:200]), one))
     with pytest.raises(InvalidRequest, match="cannot be decoded"):
         read_all(lfm2.host, damaged)
+
+
+def test_a_medium_that_is_not_wanted_any_more_is_not_decoded(
+    asker: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lfm2, readings = asker("lfm2"), SimpleQueue[Reading]()
+    assert lfm2.host.media is not None
+    monkeypatch.setattr(lfm2.host.media.projector, "open", None)
+    begin = lfm2.host.next_to_read(GenerateRequest("r", "", question("what?", lfm2.media[0])), None)
+    assert begin is not None
+    begin(readings.put, lambda: False)
+    assert readings.get(timeout=patient(10)) == Reading(1, ())
 
 
 def test_each_medium_that_is_read_is_progress(asker: Callable[..., Asker]) -> None:
