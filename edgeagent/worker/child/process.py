@@ -17,6 +17,7 @@ and writes blocks. When the daemon ends, stdin ends and the process exits.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -45,7 +46,7 @@ from edgeagent.worker.child.encoder.host import EncoderHost, EncoderLoop
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.loop import GeneratorLoop
-from edgeagent.worker.child.generator.media import Reading
+from edgeagent.worker.child.generator.media import NOTHING_READ, Reading
 from edgeagent.worker.child.opening import can_take_less, open_model
 from edgeagent.worker.child_process import claim_stdout, end_with_parent, ignore_interrupts, lower_thread_priority
 from edgeagent.worker.exit_cause import describe_excess, describe_unwritten
@@ -260,9 +261,8 @@ class _Reader(threading.Thread):
             _complain(describe_excess(excess))
             os._exit(1)
         status, now_s = loop.status, time.monotonic()
-        preparing_id, preparing_since_s = loop.preparing
-        if isinstance(served.host, Host) and not preparing_since_s:
-            preparing_id, preparing_since_s = served.host.reading
+        reading = served.host.reading if isinstance(served.host, Host) else NOTHING_READ
+        preparing_id, preparing_since_s = _older(loop.preparing, reading)
         rate = (status.num_output_tokens_total - self._num_tokens_then) / max(now_s - self._ponged_at_s, 1e-3)
         self._ponged_at_s, self._num_tokens_then = now_s, status.num_output_tokens_total
         return structs.replace(
@@ -275,6 +275,15 @@ class _Reader(threading.Thread):
             disk_cache=served.host.disk_cache(),
             held_back=served.host.power.why,
         )
+
+
+def _older(preparing: tuple[str, float], reading: tuple[str, float]) -> tuple[str, float]:
+    """Return the one that was begun first, or ("", 0.0) if nothing is prepared and nothing is read.
+
+    The daemon's watchdog needs the same one in each pong until it ends: other prompts are prepared while a decoder
+    hangs.
+    """
+    return min(preparing, reading, key=lambda each: each[1] or math.inf)
 
 
 def _pass_on(message: ToWorker, served: _Served) -> None:

@@ -26,7 +26,7 @@ from edgeagent.types import (
     Started,
     TokenPrompt,
 )
-from edgeagent.worker.child.process import _own_bytes
+from edgeagent.worker.child.process import _older, _own_bytes
 from edgeagent.worker.parent.supervision.supervisor import WORKER_COMMAND
 from edgeagent.worker.protocol import (
     FULL_POWER,
@@ -226,3 +226,12 @@ class TestChild:
 )
 def test_own_memory_leaves_out_mapped_weights_on_every_system(counts: dict[str, int], own_bytes: int) -> None:
     assert _own_bytes(SimpleNamespace(**counts)) == own_bytes
+
+
+def test_a_pong_names_what_was_begun_first() -> None:
+    """Other prompts are prepared, each for a moment, while the decoder of an image hangs."""
+    nothing, hung = ("", 0.0), ("hung", 4.0)
+    for preparing in (nothing, ("a", 5.0), nothing, ("b", 6.0)):
+        assert _older(preparing, hung) == hung
+    assert _older(hung, ("image", 5.0)) == _older(hung, nothing) == hung
+    assert _older(nothing, nothing) == nothing
