@@ -42,7 +42,8 @@ MIN_GAIN = 1.25
 # The part of the inter-token-latency budget that is planned. The rest is a reserve, since steps and graph nodes differ
 # in length. With a budget of 300 ms, 95 % of the streams' gaps took at most 279 ms at 0.9, and 309 ms at 0.97.
 _PLANNED_SHARE = 0.92
-# The encoder also computes within the steps, with a tenth of the cores.
+# Beside a model whose steps take 75 ms, a whole step's time would make gaps of 150 ms. The encoder also computes within
+# the steps, with a tenth of the cores.
 _LEAST_FOR_ENCODER = 0.25
 _GIVEN_TOKENS = 128  # how many cached tokens to pass to the context at a time: reading them takes milliseconds
 _WEIGHT = 0.2  # weight of the latest step or pause in the expected duration of the next one

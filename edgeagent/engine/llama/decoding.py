@@ -19,7 +19,9 @@ Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 _ORIENTATION = 0x0112  # Exif's tag
 _UPRIGHT = 1
 _MAX_TAGS = 512
-_MAX_PARTS = 4096  # of a JPEG, where each has up to 64 KiB, or of a WAV
+# How many parts of a JPEG (of up to 64 KiB each) or a WAV are read, tags of an MP3, and places of an MP3 or a FLAC that
+# begin no frame. A file that consists of them would take long to read.
+_MAX_PARTS = 4096
 _MP3_RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8_000)}  # by version
 _MP3_KBITS = {
     True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),  # version 1, layer III
