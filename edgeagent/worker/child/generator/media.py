@@ -30,7 +30,9 @@ from edgeagent.worker.child_process import give_way
 
 _MAX_LAYOUTS = 1024
 NOTHING_READ = "", 0.0
-_KEEP_OPEN_S = 5.0  # how long a decoded medium is kept for the engine to ask for its embeddings
+# How long a decoded medium is kept for the engine to ask for its embeddings. Usually it asks in the request's next
+# steps. A medium whose request ended before holds its memory for this time.
+_KEEP_OPEN_S = 5.0
 _UNREADABLE = (InvalidRequest, NotSupported)
 
 
