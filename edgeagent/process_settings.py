@@ -44,6 +44,16 @@ def keep_collections_short() -> None:
 
 def request_short_time_slices() -> bool:
     """Request short time slices for this thread, not for its children. Return whether it worked; never raise."""
+    if sys.platform != "linux" or os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        return False  # _RESET_ON_FORK would take a negative niceness from the thread's children
+    return request_time_slices(_SLICE_NS, _RESET_ON_FORK)
+
+
+def request_time_slices(slice_ns: int, flags: int = 0) -> bool:
+    """Request time slices of this length for this thread, on Linux. Return whether it worked; never raise.
+
+    `flags`: those of sched_setattr. Without _RESET_ON_FORK, threads that it starts later get such slices too.
+    """
     number = _SCHED_SETATTR.get(platform.machine())
     if sys.platform != "linux" or number is None or struct.calcsize("P") != 8:
         return False
@@ -51,9 +61,7 @@ def request_short_time_slices() -> bool:
         if os.sched_getscheduler(0) != os.SCHED_OTHER:
             return False  # the user chose another scheduling policy for this process
         nice = os.getpriority(os.PRIO_PROCESS, 0)
-        if nice < 0:
-            return False  # _RESET_ON_FORK, which is needed, would take this priority from the thread's children
-        attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, _RESET_ON_FORK, nice, 0, _SLICE_NS, 0, 0)
+        attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, flags, nice, 0, slice_ns, 0, 0)
         return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
     except OSError:
         return False

@@ -14,7 +14,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgeagent.process_settings import keep_collections_short, request_short_time_slices, switch_threads_often
+from edgeagent.process_settings import (
+    keep_collections_short,
+    request_short_time_slices,
+    request_time_slices,
+    switch_threads_often,
+)
 from tests.patience import patient
 
 
@@ -104,9 +109,23 @@ def test_a_thread_asks_for_itself_and_not_for_its_children() -> None:
     assert slice_ns() == before
 
 
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() not in SCHED_GETATTR, reason="Linux's own call")
+def test_longer_slices_are_those_of_its_children_too_unless_the_user_chose_another_policy() -> None:
+    usual = in_thread(slice_ns)[0]
+    taken, own, child = in_thread(lambda: request_time_slices(100_000_000), slice_ns, lambda: in_thread(slice_ns)[0])
+    assert taken
+    if usual:  # the kernel supports a slice for each thread
+        assert own == child == 100_000_000
+    *_, taken = in_thread(
+        lambda: os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)), lambda: request_time_slices(100_000_000)
+    )
+    assert not taken
+
+
 def test_another_system_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not request_short_time_slices()
+    assert not request_time_slices(1_000_000)
 
 
 ARENAS = """

@@ -7,19 +7,19 @@ import ctypes
 import os
 import platform
 import signal
-import struct
 import sys
 from typing import BinaryIO
 
+from edgeagent.process_settings import request_time_slices
+
 _NICE = 19
 # Beside a thread of usual priority, such a thread gets a tenth of the core: Linux weighs them 110 and 1024
-# (sched_prio_to_weight).
+# (sched_prio_to_weight). At _NICE it would get a seventieth, and an image would wait until no step is computed.
 _NICER = 10
 # Linux (6.12 and later) lets a thread that wakes up interrupt one with longer slices at once. It would wait for a tick
 # otherwise, and the threads of a step wait for each other hundreds of times. 40 pieces of 1 ms with a wait behind each
 # took 57 ms beside such a thread, and 97 ms beside one with usual slices (medians, HZ=250; alone 47 ms).
 _SLICE_NS = 100_000_000
-_SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}  # sched_setattr
 _BELOW_NORMAL = -1  # of SetThreadPriority
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}  # the system call's number; libc has no function for it
 _IOPRIO_WHO_PROCESS, _IOPRIO_IDLE = 1, 3 << 13
@@ -31,12 +31,8 @@ def give_way() -> None:
     """Give the calling thread, and those that it starts, a smaller share of a core that others want too."""
     with contextlib.suppress(OSError, AttributeError):
         if sys.platform == "linux":
-            nice = min(_NICE, os.getpriority(os.PRIO_PROCESS, 0) + _NICER)
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
-            if (number := _SET_ATTRIBUTES.get(platform.machine())) is not None:
-                # struct sched_attr, with the policy that the thread has, and without flags
-                attributes = struct.pack("IIQiIQQQ", 48, os.sched_getscheduler(0), 0, nice, 0, _SLICE_NS, 0, 0)
-                ctypes.CDLL(None).syscall(number, 0, attributes, 0)
+            os.setpriority(os.PRIO_PROCESS, 0, min(_NICE, os.getpriority(os.PRIO_PROCESS, 0) + _NICER))
+            request_time_slices(_SLICE_NS)
         elif sys.platform == "win32":
             kernel = ctypes.windll.kernel32
             kernel.SetThreadPriority(kernel.GetCurrentThread(), _BELOW_NORMAL)
