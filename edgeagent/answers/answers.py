@@ -425,12 +425,14 @@ class Answers:
         try:
             await asyncio.wait({following, finding, content}, return_when=asyncio.FIRST_COMPLETED)
             found = finding.result() if finding.done() and not finding.cancelled() else None
-            if found is not None and not (held.has_content.is_set() or following.done() or asked.is_cancelled):
+            is_first = not (held.has_content.is_set() or following.done() or asked.is_cancelled)
+            if found is not None and is_first and self.similar.give(question, found):
                 held.drop()
                 following.cancel()
                 await asyncio.wait({following})
                 self._give(found, "similar", sink)
                 return
+            finding.cancel()
             held.release()
             await following
         finally:

@@ -31,9 +31,11 @@ class Similar(Protocol):
     async def find(self, question: Question) -> Found | None:
         """Return an answer that may be given; None if there is none that is sure enough.
 
-        If the model's first content comes earlier, the call is cancelled. If this returns an answer earlier, the model
-        is cancelled, and the client gets that answer.
+        If the model's first content comes earlier, the call is cancelled.
         """
+
+    def give(self, question: Question, found: Found) -> bool:
+        """Book the answer that `find` returned, and return whether it may still be given; then it must be."""
 
     def learn(self, question: Question, key: bytes | None, answer: Answer) -> None:
         """Take note that the model has answered a question itself. Return at once.

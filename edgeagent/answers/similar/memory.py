@@ -29,6 +29,12 @@ _MAX_TIMES = 2.0
 All such answers are checked. With 1, 0.82 of the best threshold's hits were reached at a bound of 0.5 %, and with 2,
 0.90 (two domains that were tuned on).
 """
+_MAX_SAVED = 10.0
+"""How much those before it may leave for such answers, as a multiple of `max_error`.
+
+So of any n answers in a row, at most `max_error` times n + 10 are expected to be wrong, however many sure ones came
+before. Without a limit, 10,000 sure answers would let 10,000 in a row be wrong with twice `max_error`.
+"""
 _NUM_NEAREST = 8
 
 
@@ -66,9 +72,8 @@ class Memory:
         self.test = ErrorTest(max_error)
         self._index = Index()
         self._known: dict[bytes, Known] = {}
-        # Of the answers given since the start: how many were expected to be wrong, and how many were found to be.
-        self._num_given = self._num_wrong = 0
-        self._num_expected = 0.0
+        # What the given answers have left of the bound: by what was expected of them, and by what checks found.
+        self._saved = self._proved = 0.0
 
     @property
     def is_off(self) -> bool:
@@ -92,19 +97,22 @@ class Memory:
         if near is None:
             return None
         error = self.boundary.error(*near)
-        saved = self.max_error * self._num_given - max(self._num_expected, self._num_wrong)
-        most = min(_MAX_TIMES * self.max_error, self.max_error + max(0.0, saved))
         check = min(1.0, max(MIN_CHECKED, error / self.max_error))
-        return Lookup(near, error, error <= most and not self.is_off, check)
+        return Lookup(near, error, self._may_give(error), check)
 
-    def give(self, lookup: Lookup) -> None:
-        """Note that an answer is given."""
-        self._num_given += 1
-        self._num_expected += lookup.error
+    def give(self, lookup: Lookup) -> bool:
+        """Book an answer, and return whether it may still be given: others may have been since it was looked up."""
+        if not self._may_give(lookup.error):
+            return False
+        most = _MAX_SAVED * self.max_error
+        self._saved = min(most, self._saved + self.max_error - lookup.error)
+        # One wrong answer, after many, leaves what was saved.
+        self._proved = min(most + 1.0, self._proved + self.max_error)
+        return True
 
     def found_wrong(self) -> None:
         """Note that an answer that was given is wrong."""
-        self._num_wrong += 1
+        self._proved -= 1.0
 
     def add(self, place: bytes, key: bytes, text: str, vector: Vector, said: bytes) -> list[bytes]:
         """Keep a question; see events.Added. Return the keys of those that were forgotten for it, the oldest first."""
@@ -132,7 +140,7 @@ class Memory:
         if keys is None:
             self._index, self._known = Index(), {}
             self.boundary, self.test = Boundary(), ErrorTest(self.max_error)
-            self._num_given, self._num_wrong, self._num_expected = 0, 0, 0.0
+            self._saved = self._proved = 0.0
             return
         for key in keys:
             if self._known.pop(key, None) is not None:
@@ -165,6 +173,10 @@ class Memory:
             "num_compared": self.boundary.num_observed,
             "refused": dict(self.refused),
         }
+
+    def _may_give(self, error: float) -> bool:
+        left = max(0.0, min(self._saved, self._proved))
+        return not self.is_off and error <= min(_MAX_TIMES * self.max_error, self.max_error + left)
 
     def _allowed(self, place: bytes, text: str, vector: Vector) -> Near | None:
         for position, near in enumerate(self._index.nearest(place, vector, _NUM_NEAREST)):

@@ -172,14 +172,19 @@ class SimilarAnswers:
         asked = await asyncio.shield(looking)
         if asked is None or asked.lookup is None or not asked.lookup.is_sure:
             return None
-        answer = await self._kept(asked.lookup.near.key)
-        if answer is None:
-            return None
-        self._pending.pop(question.request.id, None)
-        self.memory.give(asked.lookup)
+        near = asked.lookup.near
+        answer = await self._kept(near.key)
+        return None if answer is None else Found(near.key, answer, near.similarity)
+
+    def give(self, question: Question, found: Found) -> bool:
+        looking = self._pending.get(question.request.id)
+        asked = None if looking is None else looking.result()
+        if asked is None or asked.lookup is None or not self.memory.give(asked.lookup):
+            return False
+        del self._pending[question.request.id]  # no answer of the model follows
         if self._random.random() < asked.lookup.check_probability:
-            self._later(self._checks, lambda: self._check(question, asked, answer))
-        return Found(asked.lookup.near.key, answer, asked.lookup.near.similarity)
+            self._later(self._checks, lambda: self._check(question, asked, found.answer))
+        return True
 
     def learn(self, question: Question, key: bytes | None, answer: Answer) -> None:
         looking = self._pending.pop(question.request.id, None)

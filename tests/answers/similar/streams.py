@@ -81,8 +81,7 @@ def run(
                 continue
             vector = vectors[each.text]
             lookup = memory.look_up(PLACE, each.text, vector)
-            if lookup is not None and lookup.is_sure:
-                memory.give(lookup)
+            if lookup is not None and lookup.is_sure and memory.give(lookup):
                 num_hits += 1
                 num_wrong += not is_right(lookup.near.key, each)
                 if random.random() < lookup.check_probability:

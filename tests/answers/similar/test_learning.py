@@ -99,6 +99,34 @@ async def test_a_client_that_only_reads_teaches_and_leaves_nothing(model_file: P
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.READ) == "similar"
 
 
+async def test_a_lookup_that_ends_after_the_first_content_gives_nothing_and_teaches(model_file: Path) -> None:
+    class ContentFirst(OneVector):
+        """It embeds a question once its answer has begun, and ends the answer then."""
+
+        def _answer(self, request: GenerateRequest) -> Iterable[Act]:
+            self.embedded, self.has_begun = Gate(), asyncio.Event()
+            yield Started(3, 0)
+            yield TextDelta("Downstairs.")
+            self.has_begun.set()
+            yield self.embedded
+            yield finished()
+
+        async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
+            await self.has_begun.wait()
+            return await super().ask(name, query)
+
+    backend = ContentFirst(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.1) as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        answers.similar = similar
+        await similar.start()
+        for number, hello in enumerate(("", "Hello, ", "Hi, ", "Hello there, ")):
+            assert await ask(answers, f"{hello}where are the toilets?", AnswerPolicy.USE) == ""
+            await similar.settled()
+            assert similar.memory.boundary.num_observed == number
+        assert similar.status()["num_checked"] == 0
+
+
 async def test_a_lookup_that_fails_leaves_the_question_to_the_model(
     model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,8 @@ class Machine:
         asked = question(SYSTEM, Message("user", text))
         request = replace(asked.request, id=f"request {next(NUMBERS)}")
         self.asked = replaced(asked, request=request)
-        return await self.similar.find(self.asked)
+        found = await self.similar.find(self.asked)
+        return found if found is not None and self.similar.give(self.asked, found) else None
 
     async def learn(self, text: str, number: int) -> None:
         """Ask a question that the model answers; its answer is kept."""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edgeagent.answers.similar.events import Compared
-from edgeagent.answers.similar.index import Vector
-from edgeagent.answers.similar.memory import Memory
+from edgeagent.answers.similar.index import Near, Vector
+from edgeagent.answers.similar.memory import Lookup, Memory
 from tests.answers.similar.paraphrases import Asked, negatives, stream
 from tests.answers.similar.streams import PLACE, Result, best_threshold, run, without_repeats
 
@@ -106,7 +106,7 @@ def test_an_answer_above_the_bound_is_given_after_surer_ones_only() -> None:
         if asked is near:
             assert 0.01 < lookup.error < 0.02 and lookup.check_probability == 1
         if lookup.is_sure:
-            memory.give(lookup)
+            assert memory.give(lookup)
             expected.append(lookup.error)
     assert len(expected) == 2 and expected[1] > 0.01 and sum(expected) <= 0.01 * len(expected)
     for wanted in (True, False):
@@ -117,3 +117,16 @@ def test_an_answer_above_the_bound_is_given_after_surer_ones_only() -> None:
         lookup = memory.look_up(PLACE, f"Hello, {text}", near)
         assert lookup is not None and lookup.is_sure is wanted
         memory.found_wrong()
+
+
+def test_what_is_saved_up_is_given_once_and_has_a_limit() -> None:
+    """Look-ups that run at the same time share it, and many sure answers leave no more than some do."""
+    memory = Memory(0.01)
+    surer, nearly = (Lookup(Near(b"key", 0.99), error, True, 1.0) for error in (0.0005, 0.0199))
+    assert memory.give(surer)
+    assert not memory.give(nearly)
+    for _ in range(10_000):
+        assert memory.give(surer)
+    given = [memory.give(nearly) for _ in range(20)]
+    assert given == [True] * 10 + [False] * 10
+    assert memory.give(Lookup(Near(b"key", 0.9), 0.01, True, 1.0)), "what is within the bound is given all the time"
