@@ -30,8 +30,7 @@ import pytest
 from edgeagent.answers.similar import boundary, memory
 from edgeagent.answers.similar.index import Index, Vector
 from edgeagent.answers.similar.judge import plain_text
-from edgeagent.answers.similar.measured import ErrorTest
-from edgeagent.answers.similar.memory import MIN_CHECKED
+from edgeagent.answers.similar.measured import MIN_CHECKED, ErrorTest
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.encoder import Encoder
 from edgeagent.engine.llama.model import Model

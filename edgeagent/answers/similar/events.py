@@ -19,15 +19,13 @@ _SEALED_AS = b"event"  # a key of another length than those of answers
 class Compared(Struct, frozen=True, tag="compared"):
     """A question of this similarity was compared with a kept one: whether the answer of that was right.
 
-    If that answer had been given: `check_probability` is with which it was chosen to be checked, and `error` the
-    probability that it was wrong, as was expected. Else `check_probability` is None.
+    `check_probability`: with which that answer was chosen to be checked, if it had been given; otherwise None.
     """
 
     key: bytes
     similarity: float
     is_right: bool
     check_probability: float | None = None
-    error: float = 0.0
 
 
 class Added(Struct, frozen=True, tag="added"):

@@ -14,20 +14,14 @@ from edgeagent.answers.similar.boundary import MIN_SIMILARITY, Boundary
 from edgeagent.answers.similar.events import Compared
 from edgeagent.answers.similar.guards import refusal, refusal_alone
 from edgeagent.answers.similar.index import Index, Near, Vector
-from edgeagent.answers.similar.measured import ErrorTest
+from edgeagent.answers.similar.measured import MIN_CHECKED, ErrorTest
 
 MAX_QUESTIONS = 100_000
-MIN_CHECKED = 0.05
-"""At least this share of the reused answers is checked. More are while the boundary is less sure.
-
-A larger share takes more idle time, and ends a wrong reuse sooner: at a bound of 1 % an error of 10 % ends it after 35
-checks (median), which are 710 answers, and an error of 3 % after 308 checks, which are 6,200 answers.
-"""
 _MAX_TIMES = 2.0
 """An answer is given up to this many times `max_error`, as far as those before it were, and proved, surer than that.
 
-All such answers are checked. With 1, 0.82 of the best threshold's hits were reached at a bound of 0.5 %, and with 2,
-0.90 (two domains that were tuned on).
+All such answers are chosen to be checked. With 1, 0.82 of the best threshold's hits were reached at a bound of 0.5 %,
+and with 2, 0.90 (two domains that were tuned on).
 """
 _MAX_SAVED = 10.0
 """How much those before it may leave for such answers, as a multiple of `max_error`.
@@ -127,7 +121,7 @@ class Memory:
         """Learn whether the answer to a near question was right. If that was forgotten, only the test learns it."""
         is_right, probability = compared.is_right, compared.check_probability
         if probability is not None:
-            self.test.observe(is_right=is_right, probability=probability, error=compared.error)
+            self.test.observe(is_right=is_right, probability=probability)
         if compared.key in self._known:
             self.boundary.observe(compared.key, compared.similarity, is_right=is_right)
 

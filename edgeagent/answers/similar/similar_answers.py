@@ -310,7 +310,7 @@ class SimilarAnswers:
         metrics.answer_cache_total.labels("checked" if is_right else "wrong").inc()
         if not is_right:
             self.memory.found_wrong()
-        self._note(Compared(*lookup.near, is_right, lookup.check_probability, lookup.error))
+        self._note(Compared(*lookup.near, is_right, lookup.check_probability))
 
     def _said(self, answer: str) -> bytes:
         """Return a digest by which two answers are compared as texts; empty for one that says nothing."""

@@ -74,7 +74,7 @@ def run(
             while waiting and waiting[0][0] <= number:
                 _, asked_then, given = waiting.pop(0)
                 was_right = judge(is_right(given.near.key, asked_then))
-                memory.learn(Compared(*given.near, was_right, given.check_probability, given.error))
+                memory.learn(Compared(*given.near, was_right, given.check_probability))
                 if not was_right:
                     memory.found_wrong()
             if memory.refusal(each.text):

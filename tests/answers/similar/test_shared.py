@@ -143,7 +143,7 @@ async def test_an_error_above_the_bound_turns_all_machines_off(empty: RedisServe
         await one.learn(FIRST, 1)
         assert await other.find(SECOND) is not None
         for _ in range(40):
-            await one.similar._share(Compared(key(1), 0.99, False, 0.5))
+            await one.similar._share(Compared(key(1), 0.99, False, 0.1))
         assert await one.find(SECOND) is None and one.similar.memory.is_off
         assert await other.find(SECOND) is None and other.similar.memory.is_off
         await asyncio.gather(*one.similar._writes, *other.similar._writes)

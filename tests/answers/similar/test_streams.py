@@ -81,7 +81,7 @@ def test_it_turns_itself_off_and_says_so_until_all_is_forgotten() -> None:
     lookup = memory.look_up(PLACE, f"Hello, {text}", vector)
     assert lookup is not None and lookup.is_sure
     for _ in range(20):
-        memory.learn(Compared(*lookup.near, False, lookup.check_probability, lookup.error))
+        memory.learn(Compared(*lookup.near, False, lookup.check_probability))
     status = memory.status()
     assert (status["is_on"], status["num_found_wrong"]) == (False, 20)
     again = memory.look_up(PLACE, f"Hello, {text}", vector)
