@@ -50,7 +50,9 @@ class RecentAnswers(Store):
     async def start(self) -> None:
         await self.store.start()
 
-    async def get(self, key: bytes) -> Answer | None:
+    async def get(self, key: bytes, *, is_use: bool = True) -> Answer | None:
+        if not is_use:
+            return await self.store.get(key, is_use=False)
         known = self._answers.get(key)
         if known is not None and is_young(known.created_s, self._clock(), self._max_age_s):
             self._answers.move_to_end(key)

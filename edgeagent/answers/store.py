@@ -82,10 +82,10 @@ class Store(Protocol):
     async def start(self) -> None:
         """Open it. What fails is tried again later."""
 
-    async def get(self, key: bytes) -> Answer | None:
+    async def get(self, key: bytes, *, is_use: bool = True) -> Answer | None:
         """Return the answer that is kept under a key; None if there is none, or none that is young enough.
 
-        Raise TooSlow if that takes too long.
+        `is_use`: count that it was given. Raise TooSlow if that takes too long.
         """
 
     def put(self, key: bytes, answer: Answer) -> None:
@@ -204,8 +204,8 @@ class ThreadStore:
             oldest_s = self._oldest_s
             await self._within(lambda: self._try(lambda database: database.remove_older(oldest_s), 0))
 
-    async def get(self, key: bytes) -> Answer | None:
-        return await self._within(lambda: self._get(key))
+    async def get(self, key: bytes, *, is_use: bool = True) -> Answer | None:
+        return await self._within(lambda: self._get(key, is_use=is_use))
 
     def put(self, key: bytes, answer: Answer) -> None:
         if not self._is_closed and len(self._writes) < _MAX_WRITES:
@@ -267,7 +267,7 @@ class ThreadStore:
 
     # What follows runs in the thread.
 
-    def _get(self, key: bytes) -> Answer | None:
+    def _get(self, key: bytes, *, is_use: bool) -> Answer | None:
         found = self._try(lambda database: database.get(key), None)
         if found is None:
             return None
@@ -277,7 +277,7 @@ class ThreadStore:
         if answer is None or not is_young(answer.created_s, now_s, max_age_s):
             self._try(lambda database: database.remove(key), 0)
             return None
-        self._note_uses([key])
+        self._note_uses([key] if is_use else [])
         return answer
 
     def _note_uses(self, keys: list[bytes]) -> None:

@@ -420,8 +420,8 @@ class Cancelling(RecentAnswers):
         super().__init__(answers.store.store, 1000.0)
         self._answers_of = answers
 
-    async def get(self, key: bytes) -> None:
-        del key
+    async def get(self, key: bytes, *, is_use: bool = True) -> None:
+        del key, is_use
         asyncio.get_running_loop().call_soon(self._answers_of.cancel, "a")
 
 

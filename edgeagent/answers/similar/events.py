@@ -29,13 +29,12 @@ class Compared(Struct, frozen=True, tag="compared"):
 
 
 class Added(Struct, frozen=True, tag="added"):
-    """A question whose answer is kept under `key`. `vector`: float32, little-endian. `said`: a digest of the answer."""
+    """A question whose answer is kept under `key`. `vector`: float32, little-endian."""
 
     key: bytes
     place: bytes
     text: str
     vector: bytes
-    said: bytes
 
 
 class Forgotten(Struct, frozen=True, tag="forgotten"):

@@ -48,11 +48,10 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A kept question: its place (see `place_of`), its text, and a digest of its answer."""
+    """A kept question: its place (see `place_of`), and its text."""
 
     place: bytes
     text: str
-    said: bytes
 
 
 class Memory:
@@ -108,10 +107,10 @@ class Memory:
         """Note that an answer that was given is wrong."""
         self._proved -= 1.0
 
-    def add(self, place: bytes, key: bytes, text: str, vector: Vector, said: bytes) -> list[bytes]:
+    def add(self, place: bytes, key: bytes, text: str, vector: Vector) -> list[bytes]:
         """Keep a question; see events.Added. Return the keys of those that were forgotten for it, the oldest first."""
         self._known.pop(key, None)
-        self._known[key] = Known(place, text, said)
+        self._known[key] = Known(place, text)
         self._index.add(place, key, vector)
         surplus = [*self._first(len(self._known) - MAX_QUESTIONS)]
         self.forget(surplus)

@@ -32,7 +32,6 @@ class Kept(Struct, frozen=True):
     place: bytes
     text: str
     vector: bytes
-    said: bytes = b""
     observations: tuple[tuple[float, bool], ...] = ()
 
 

@@ -39,7 +39,7 @@ from edgeagent.answers.similar.events import (
     sealed_event,
 )
 from edgeagent.answers.similar.index import Vector, as_bytes, vector_of
-from edgeagent.answers.similar.judge import is_same_by_model, is_same_text, plain_text
+from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
 from edgeagent.answers.similar.memory import Lookup, Memory
 from edgeagent.answers.similar.place import asked_text, place_of
 from edgeagent.answers.similar.records import Kept, Learned, Records
@@ -238,10 +238,10 @@ class SimilarAnswers:
         loaded = status.files[""].loaded if self._log is None and "" in status.files else ""
         return status.sha256 or f"{status.name} {loaded}".strip()
 
-    async def _kept(self, key: bytes) -> Answer | None:
+    async def _kept(self, key: bytes, *, is_use: bool = True) -> Answer | None:
         """Return the answer to a kept question. A question is forgotten if its answer was."""
         with suppress(TooSlow):
-            answer = await self._store.get(key)
+            answer = await self._store.get(key, is_use=is_use)
             if answer is not None:
                 return None if answer.has_calls else answer
             if self._store.trouble is None:
@@ -286,14 +286,11 @@ class SimilarAnswers:
         if asked.lookup is not None and is_right is not None:
             self._note(Compared(*asked.lookup.near, is_right))
         if key is not None:
-            self._note(Added(key, asked.place, asked.text, as_bytes(asked.vector), self._said(answer.text)))
+            self._note(Added(key, asked.place, asked.text, as_bytes(asked.vector)))
 
     async def _is_right(self, asked: _Asked, lookup: Lookup, question: Question, answer: str) -> bool | None:
         """Whether the answer to the nearest question would have been right, by the model's own; None if unknown."""
-        known = self.memory.known(lookup.near.key)
-        if self._options.judge == "text":
-            return None if known is None else bool(known.said) and known.said == self._said(answer)
-        kept = await self._kept(lookup.near.key)
+        kept = await self._kept(lookup.near.key, is_use=False)
         return None if kept is None else await self._is_same(question, asked.text, kept.text, answer)
 
     async def _check(self, question: Question, asked: _Asked, given: Answer) -> None:
@@ -311,11 +308,6 @@ class SimilarAnswers:
         if not is_right:
             self.memory.found_wrong()
         self._note(Compared(*lookup.near, is_right, lookup.check_probability))
-
-    def _said(self, answer: str) -> bytes:
-        """Return a digest by which two answers are compared as texts; empty for one that says nothing."""
-        plain = plain_text(answer)
-        return hashlib.blake2b(plain.encode(), key=self._seal.key_secret, digest_size=8).digest() if plain else b""
 
     async def _is_same(self, question: Question, text: str, first: str, second: str) -> bool | None:
         if is_same_text(first, second):
@@ -352,7 +344,7 @@ class SimilarAnswers:
         if learned.max_error == self._options.max_error:
             self.memory.test.restore(learned.test)
         for key, each in kept.items():
-            self.memory.add(each.place, key, each.text, vector_of(each.vector), each.said)
+            self.memory.add(each.place, key, each.text, vector_of(each.vector))
 
     def _note(self, event: Event) -> None:
         """Learn an event: at once, or from the shared log, so that all machines learn in the same order."""
@@ -363,8 +355,8 @@ class SimilarAnswers:
 
     def _apply(self, event: Event) -> None:
         match event:
-            case Added(key, place, text, vector, said):
-                forgotten = self.memory.add(place, key, text, vector_of(vector), said)
+            case Added(key, place, text, vector):
+                forgotten = self.memory.add(place, key, text, vector_of(vector))
                 self._save([key])
                 self._remove(forgotten)
             case Compared(key):
@@ -454,7 +446,7 @@ class SimilarAnswers:
             known, vector = memory.known(key), memory.vector(key)
             if known is not None and vector is not None:
                 observations = tuple((each.similarity, each.is_right) for each in memory.boundary.observations(key))
-                kept[key] = Kept(known.place, known.text, as_bytes(vector), known.said, observations)
+                kept[key] = Kept(known.place, known.text, as_bytes(vector), observations)
         self._write(lambda: self._records.put(learned, kept))
 
     def _write(self, act: Callable[[], None]) -> None:

@@ -91,7 +91,7 @@ def run(
             if lookup is not None:
                 memory.learn(Compared(*lookup.near, judge(is_right(lookup.near.key, each))))
             key = number.to_bytes(32, "big")
-            memory.add(PLACE, key, each.text, vector, b"")
+            memory.add(PLACE, key, each.text, vector)
             meanings[key] = each.meaning
     return Result(len(asked), num_hits, num_wrong, num_checks, memory.is_off)
 

@@ -156,6 +156,24 @@ async def test_what_is_forgotten_before_it_is_learned_is_not_learned(model_file:
         assert similar.memory.num_questions == 0
 
 
+async def test_a_question_whose_answer_is_gone_is_forgotten_and_teaches_nothing(model_file: Path) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake") as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        answers.similar = similar
+        await similar.start()
+        for number, hello in enumerate(("", "Hello, ", "Hi, ")):
+            assert await ask(answers, f"{hello}where are the toilets?", AnswerPolicy.USE) == ""
+            await similar.settled()
+            assert (similar.memory.num_questions, similar.memory.boundary.num_observed) == (1, 0), number
+            assert await answers.store.forget(None) == 1  # as if it had expired
+        assert await ask(answers, "Where are the toilets?", AnswerPolicy.USE) == ""
+        assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == ""
+        await similar.settled()
+        assert similar.memory.boundary.num_observed == 1
+        assert [each.num_uses for each in await answers.listed(None, 5)] == [0, 0], "a comparison is no use"
+
+
 async def test_another_file_of_the_embedding_model_begins_anew(model_file: Path) -> None:
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake") as answers:

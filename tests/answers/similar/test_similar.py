@@ -135,10 +135,7 @@ def learned(max_error: float = 0.01) -> Learned:
 
 def test_records_are_sealed_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "similar.sqlite3"
-    kept = {
-        bytes([number]) * 32: Kept(b"place", f"question {number}", b"1234", b"said", ((0.5, True),))
-        for number in range(5)
-    }
+    kept = {bytes([number]) * 32: Kept(b"place", f"question {number}", b"1234", ((0.5, True),)) for number in range(5)}
     records = Records(path, SEAL)
     assert records.load() == (None, {})
     records.put(learned(), kept)

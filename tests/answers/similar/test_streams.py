@@ -76,7 +76,7 @@ def test_it_turns_itself_off_and_says_so_until_all_is_forgotten() -> None:
     vector = np.eye(1, 4, dtype=np.float32)[0]
     text = "Where are the toilets?"
     for number in range(100):
-        memory.add(PLACE, b"%d" % number, text, vector, b"")
+        memory.add(PLACE, b"%d" % number, text, vector)
         memory.boundary.observe(b"%d" % number, 0.98, is_right=True)
     lookup = memory.look_up(PLACE, f"Hello, {text}", vector)
     assert lookup is not None and lookup.is_sure
@@ -96,7 +96,7 @@ def test_an_answer_above_the_bound_is_given_after_surer_ones_only() -> None:
     vector = np.eye(1, 4, dtype=np.float32)[0]
     text = "Where are the toilets?"
     for number in range(60):
-        memory.add(PLACE, b"%d" % number, text, vector, b"")
+        memory.add(PLACE, b"%d" % number, text, vector)
         memory.boundary.observe(b"%d" % number, 0.98, is_right=True)
     expected = []
     near = np.array([0.971, np.sqrt(1 - 0.971**2), 0, 0], np.float32)
