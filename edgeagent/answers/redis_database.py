@@ -38,6 +38,7 @@ _COMMAND_BYTES = 100  # the length of a command besides its values, by an estima
 _PAGE = 50
 _MAX_ONE_BYTES = 2 * MAX_ANSWER_BYTES  # of the reply to a look-up
 _MAX_REPLY_BYTES = 1 << 26  # of any other reply: a page of the largest answers
+_MAX_LISTED_BYTES = 1 << 30  # or this machine's limit, if it is larger
 _MAX_REPLY_S = 10.0
 _MAX_AT_ONCE = 1000  # answers that one script forgets, since other clients of the server wait for it
 
@@ -225,8 +226,8 @@ class _BoundedSocket:
     def __init__(self, socket: Any, replies: _Replies) -> None:
         self._socket, self._replies = socket, replies
 
-    def recv(self, size: int) -> bytes:
-        content: bytes = self._socket.recv(size)
+    def recv(self, *args: int) -> bytes:  # hiredis peeks with a second one
+        content: bytes = self._socket.recv(*args)
         self._replies.count(len(content))
         return content
 
@@ -299,7 +300,8 @@ class RedisDatabase:
             pass
         ids = self._command("ZREVRANGE", self._used(partition), offset, offset + limit - 1)
         found: list[Row] = []
-        left = self._options.max_bytes
+        # The limits of other machines may be larger. `num_bytes` is new, but anything may have written it.
+        left = max(self._options.max_bytes, min(self.num_bytes, _MAX_LISTED_BYTES))
         for begin in range(0, len(ids), _PAGE):
             if left < 0:
                 break  # no server that keeps to the limit has more

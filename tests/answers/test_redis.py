@@ -110,6 +110,13 @@ async def test_the_least_recently_used_go_first(empty: RedisServer, tmp_path: Pa
     check_books(empty)
 
 
+async def test_a_machine_with_a_smaller_limit_lists_all(empty: RedisServer, tmp_path: Path) -> None:
+    async with opened(empty, tmp_path / "a") as one, opened(empty, tmp_path / "b", max_bytes=1000) as small:
+        for number in range(120):
+            one.put(key(number), answer(number))
+        assert len(await one.listed(None, 200)) == len(await small.listed(None, 200)) == 120
+
+
 async def test_the_server_forgets_what_is_old(empty: RedisServer, tmp_path: Path) -> None:
     async with opened(empty, tmp_path, max_age="1h") as store, opened(empty, tmp_path, max_age="0.01") as short:
         store.put(key(1), answer(1))
