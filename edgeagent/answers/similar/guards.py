@@ -7,7 +7,8 @@ refuses.
 Numbers, dates, times, units, names, quoted text, scripts and lengths are compared in any language that is written in
 Latin letters. Negations, antonyms, words that point to a context, and numbers written as words are known in English,
 German, French, Spanish and Italian. Languages are told apart by their script, and those five by their most usual words.
-In Chinese and Japanese, which have no spaces, the characters that carry meaning must be the same.
+In Chinese and Japanese, which have no spaces, the characters that carry meaning must be the same, in the same order:
+"from Beijing to Shanghai" and back have the same ones.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class _Text:
         self.units = set(self._meanings(known.units))
         self.dates = set(self._meanings(known.dates))
         self.quotes = {(match.group(1) or match.group(2)).strip().lower() for match in _QUOTED.finditer(self.text)}
-        self.characters = set(_CHARACTER.findall(self.text)) - PARTICLES
+        self.characters = [each for each in _CHARACTER.findall(self.text) if each not in PARTICLES]
         self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)}
 
     def _behind(self, known: Language) -> dict[str, set[str]]:

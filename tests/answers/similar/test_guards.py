@@ -48,6 +48,7 @@ REFUSED = [
     ("names", "How do I get to Leeds?", "how do i get to york?"),
     ("names", "Wie komme ich nach Leeds?", "Wie komme ich nach York?"),
     ("characters", "几点开门", "几点关门"),
+    ("characters", "从北京到上海多少钱", "从上海到北京多少钱"),
     ("characters", "请问厕所在哪里", "请问出口在哪里"),
     ("characters", "次の電車は何時ですか", "最後の電車は何時ですか"),
     ("characters", "カードで払えますか", "カードで払えませんか"),
