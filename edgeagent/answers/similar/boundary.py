@@ -27,9 +27,8 @@ An entry's answer is reused if the mean of P(wrong) over it and all answers that
 `max_error`, and its own at most twice that. If each had to be below the bound by itself, half of it would be unused: at
 0.5 %, the mean was 0.21 %. If checks found more wrong answers than were expected, those count. What surer answers leave
 for others has a limit: see memory.py. vCache bounds the same quantity by a confidence limit of the parameters, plus the
-probability that the limit is exceeded. It then reuses an answer with the probability that keeps the wrong ones among all
-questions below the bound. Here they are below it among the reused answers, which is the stricter of the two
-promises.
+probability that the limit is exceeded. It then reuses an answer with the probability that keeps the wrong ones below
+the bound among all questions. Here the bound holds among the reused answers, which is the stricter promise.
 
 **What the bound means.** E[wrong answers reused] <= max_error E[answers reused], if
 
