@@ -51,6 +51,11 @@ class MediaCache:
             encoded = self._encoding.setdefault(key, encoded)
         return CachedEmbeddings(self, encoded, root, key, own, importance, reads=reads, writes=writes)
 
+    def purge(self) -> None:
+        """Keep nothing of what was asked for until now, and give it to no later request."""
+        self.num_purges += 1
+        self._encoding.clear()
+
     def is_held(self, tokens: Sequence[int], partition: str) -> bool:
         """Whether the embeddings of a chunk are in memory or on disk. Any thread may call it."""
         return self.blocks.is_held(self._name(tokens, partition)[2])

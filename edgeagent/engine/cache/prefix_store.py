@@ -290,7 +290,7 @@ class PrefixStore:
         A block that is in host memory and on disk counts twice.
         """
         root = None if partition is None else self.blocks.root(partition)
-        self.media.num_purges += 1
+        self.media.purge()
         self.saver.forget_growing()
         self.saver.forget_partition(root)
         return self.blocks.purge(root)
