@@ -33,6 +33,11 @@ NOTHING_READ = "", 0.0
 # How long a decoded medium is kept for the engine to ask for its embeddings. Usually it asks in the request's next
 # steps. A medium whose request ended before holds its memory for this time.
 _KEEP_OPEN_S = 5.0
+# About how much of them is kept: the other media of a prompt, and those of other requests.
+_MAX_OPEN_BYTES = 128 << 20
+# The pixels or the spectra for a token of a decoded medium have about so many bytes at most: 64 tokens stand for 512²
+# pixels (SmolVLM), and 188 for 30 s of sound (Ultravox).
+_TOKEN_BYTES = {"image": 48 << 10, "audio": 8 << 10}
 _UNREADABLE = (InvalidRequest, NotSupported)
 
 
@@ -89,6 +94,9 @@ BeginRead = Callable[[OnRead, Callable[[], bool]], None]
 """Begins to read a medium. The second argument tells whether it is still wanted; any thread may call it."""
 
 
+_Key = tuple[str, bytes]  # of a client's medium: the partition and the digest
+
+
 class Encoder(threading.Thread):
     """Decodes and encodes media beside the engine's steps, one after the other.
 
@@ -100,10 +108,11 @@ class Encoder(threading.Thread):
     def __init__(self, projector: Projector) -> None:
         super().__init__(name="encoder", daemon=True)
         self._projector = projector
-        self._asked: SimpleQueue[ref[ChunkEmbeddings] | partial[None] | None] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[ref[ChunkEmbeddings], _Key] | partial[None] | None] = SimpleQueue()
         self._is_stopped = False
-        # The latest medium, until its last chunk is encoded: to decode it again takes time.
-        self._open: tuple[str, bytes, OpenMedium] | None = None
+        # The media that were used last, each until its last chunk is encoded, and their bytes. To decode a medium again
+        # takes time.
+        self._open: dict[_Key, tuple[OpenMedium, int]] = {}
         self.reading = NOTHING_READ
         """The id of the request whose medium is decoded now, and since when."""
         self.num_steps = 0
@@ -115,7 +124,7 @@ class Encoder(threading.Thread):
 
     def ask(self, wanted: ChunkEmbeddings) -> None:
         """Queue a chunk. Any thread may call it."""
-        self._asked.put(ref(wanted))
+        self._asked.put((ref(wanted), (wanted.partition, wanted.medium.digest)))
 
     def read(
         self,
@@ -143,15 +152,15 @@ class Encoder(threading.Thread):
             if isinstance(asked, partial):
                 asked()
             else:
-                self._answer(asked)
+                self._answer(*asked)
             self.num_steps += 1
-        self._close()
+        self._close_all()
 
-    def _next(self) -> ref[ChunkEmbeddings] | partial[None] | None:
-        if self._open is not None:
+    def _next(self) -> tuple[ref[ChunkEmbeddings], _Key] | partial[None] | None:
+        if self._open:
             with contextlib.suppress(Empty):
                 return self._asked.get(timeout=_KEEP_OPEN_S)
-            self._close()
+            self._close_all()
         return self._asked.get()
 
     def _read(
@@ -168,7 +177,7 @@ class Encoder(threading.Thread):
         self.reading = request_id, time.monotonic()
         try:
             check_medium(medium)
-            on_read(self._opened(medium, partition).layout)
+            on_read(self._opened(medium, (partition, medium.digest)).layout)
         except EdgeAgentError as error:
             on_read(error)
         except Exception as error:  # one bad medium must not end the thread
@@ -176,24 +185,24 @@ class Encoder(threading.Thread):
         finally:
             self.reading = NOTHING_READ
 
-    def _answer(self, asked: ref[ChunkEmbeddings]) -> None:
+    def _answer(self, asked: ref[ChunkEmbeddings], key: _Key) -> None:
         """Encode a chunk while it is wanted. Hold it only by the reference, which tells whether it is."""
         wanted = asked()
         if wanted is None:
-            self._close()
+            self._close(key)
             return
-        medium, partition, index = wanted.medium, wanted.partition, wanted.index
+        medium, index = wanted.medium, wanted.index
         del wanted
         answer: Rows | EdgeAgentError | None
         try:
-            answer = self._encode(medium, partition, index, partial(self._is_wanted, asked))
+            answer = self._encode(medium, key, index, partial(self._is_wanted, asked))
         except EdgeAgentError as error:
             answer = error
         except Exception as error:  # one bad medium must not end the thread
             answer = InternalError(f"a medium could not be encoded: {error}")
         if answer is None:
             self.num_interrupted += 1
-            self._close()
+            self._close(key)
         elif (wanted := asked()) is not None:
             wanted.answer(answer)
 
@@ -201,24 +210,31 @@ class Encoder(threading.Thread):
         self.num_steps += 1
         return asked() is not None and not self._is_stopped
 
-    def _encode(self, medium: Media, partition: str, index: int, is_wanted: Callable[[], bool]) -> Rows | None:
-        opened = self._opened(medium, partition)
+    def _encode(self, medium: Media, key: _Key, index: int, is_wanted: Callable[[], bool]) -> Rows | None:
+        opened = self._opened(medium, key)
         rows = opened.encode(index, is_wanted)
         self.num_encoded += rows is not None
         if index + 1 == opened.num_chunks:
-            self._close()
+            self._close(key)
         return rows
 
-    def _opened(self, medium: Media, partition: str) -> OpenMedium:
-        if self._open is None or self._open[:2] != (partition, medium.digest):
-            self._close()
-            self._open = partition, medium.digest, self._projector.open(medium.data)
-        return self._open[2]
+    def _opened(self, medium: Media, key: _Key) -> OpenMedium:
+        if (kept := self._open.pop(key, None)) is None:
+            opened = self._projector.open(medium.data)
+            num_tokens = sum(part.num_tokens for part in opened.layout if isinstance(part, Chunk))
+            kept = opened, num_tokens * _TOKEN_BYTES[medium.kind]
+        self._open[key] = kept
+        while len(self._open) > 1 and sum(num_bytes for _, num_bytes in self._open.values()) > _MAX_OPEN_BYTES:
+            self._close(next(iter(self._open)))
+        return kept[0]
 
-    def _close(self) -> None:
-        if self._open is not None:
-            self._open[2].close()
-            self._open = None
+    def _close(self, key: _Key) -> None:
+        if (kept := self._open.pop(key, None)) is not None:
+            kept[0].close()
+
+    def _close_all(self) -> None:
+        for key in list(self._open):
+            self._close(key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,9 @@ from edgeagent.types import (
     TextPrompt,
 )
 from edgeagent.worker.child.generator import host as host_module
+from edgeagent.worker.child.generator import media as media_module
 from edgeagent.worker.child.generator.host import Host
-from edgeagent.worker.child.generator.media import Reading
+from edgeagent.worker.child.generator.media import ChunkEmbeddings, Reading
 from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.child.process import start_block_store
 from edgeagent.worker.protocol import DiskCache, Load
@@ -480,6 +481,64 @@ def test_the_images_of_a_prompt_are_read_one_at_a_time(asker: Callable[..., Aske
     damaged = GenerateRequest("r", "", question("which?", medium(png()[:200]), one))
     with pytest.raises(InvalidRequest, match="cannot be decoded"):
         read_all(lfm2.host, damaged)
+
+
+def count_opened(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Return a list that gets each file that is decoded from now on."""
+    assert host.media is not None
+    opened, open_medium = list[bytes](), host.media.projector.open
+
+    def opens(data: bytes) -> OpenMedium:
+        opened.append(data)
+        return open_medium(data)
+
+    monkeypatch.setattr(host.media.projector, "open", opens)
+    return opened
+
+
+@pytest.mark.parametrize(("max_bytes", "num_opened"), [(128 << 20, 3), (0, 6)])
+def test_the_images_of_a_prompt_are_decoded_once_if_they_are_small_enough(
+    asker: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch, max_bytes: int, num_opened: int
+) -> None:
+    """If no more than the latest one may be kept, the others are decoded again to be encoded."""
+    monkeypatch.setattr(media_module, "_MAX_OPEN_BYTES", max_bytes)
+    lfm2 = asker("lfm2")
+    opened = count_opened(lfm2.host, monkeypatch)
+    prompt = question("which?", lfm2.media[2], lfm2.media[1], lfm2.media[0])
+    read_all(lfm2.host, GenerateRequest("r", "", prompt))
+    lfm2.ask(prompt)
+    assert len(opened) == num_opened
+
+
+def test_a_cancelled_request_closes_its_own_image_only(
+    asker: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lfm2 = asker("lfm2")
+    assert lfm2.host.media is not None
+    encoder, encode = lfm2.host.media.encoder, OpenMedium.encode
+    has_begun, goes_on = threading.Event(), threading.Event()
+
+    def encode_later(opened: OpenMedium, index: int, is_wanted: Callable[[], bool]) -> Rows | None:
+        has_begun.set()
+        goes_on.wait()
+        return encode(opened, index, is_wanted)
+
+    monkeypatch.setattr(OpenMedium, "encode", encode_later)
+    opened = count_opened(lfm2.host, monkeypatch)
+    prompts = [question("What is it?", image) for image in lfm2.media[:2]]
+    for prompt in prompts:
+        read_all(lfm2.host, GenerateRequest("r", "", prompt))
+    sequence = lfm2.begin(prompts[0])
+    while not has_begun.is_set():
+        lfm2.host.engine.step()
+    waiting = ChunkEmbeddings(lfm2.media[2], "", 0, encoder.ask)
+    assert waiting.take() is None
+    lfm2.host.engine.cancel(sequence.id)
+    del sequence, waiting
+    goes_on.set()
+    lfm2.ask(prompts[1])
+    assert encoder.num_interrupted == 1
+    assert opened == [image.data for image in lfm2.media[:2]]
 
 
 def test_a_medium_that_is_not_wanted_any_more_is_not_decoded(
