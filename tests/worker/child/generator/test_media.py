@@ -391,8 +391,10 @@ def test_an_image_that_is_not_wanted_any_more_is_not_encoded_to_its_end(
     assert own.host.media is not None
     encoder, encode = own.host.media.encoder, OpenMedium.encode
     has_begun, goes_on = threading.Event(), threading.Event()
+    asks = list[Callable[[], bool]]()
 
     def encode_later(opened: OpenMedium, index: int, is_wanted: Callable[[], bool]) -> Rows | None:
+        asks.append(is_wanted)
         has_begun.set()
         goes_on.wait()
         return encode(opened, index, is_wanted)
@@ -401,8 +403,10 @@ def test_an_image_that_is_not_wanted_any_more_is_not_encoded_to_its_end(
     sequence = own.begin(question("What is it?", own.media[0]))
     while not has_begun.is_set():
         own.host.engine.step()
+    assert asks[0]()
     own.host.engine.cancel(sequence.id)
     del sequence
+    assert not asks[0](), "also if no step follows"
     goes_on.set()
     own.ask(question("What is it?", own.media[1]))
     assert encoder.num_interrupted == 1 and encoder.num_encoded == 1
