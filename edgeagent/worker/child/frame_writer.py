@@ -51,6 +51,7 @@ class FrameWriter(threading.Thread):
             while (item := self.frames.get()) is not None:
                 for frame in item() if callable(item) else (item,):
                     write(self._descriptor, encode(frame))
+                del item  # it may hold a request that has ended, with its media
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -49,6 +50,25 @@ def test_frames_come_in_order_also_those_that_the_writer_makes(pipe: tuple[Binar
         writer.frames.put(item)
     writer.start()
     assert [read(reader) for _ in range(4)] == [steps(1), steps(2), steps(3, "x" * 10_000), steps(4)]
+    writer.frames.put(None)
+    writer.join()
+
+
+def test_the_writer_holds_nothing_of_what_it_has_written(pipe: tuple[BinaryIO, FrameWriter]) -> None:
+    """Embeddings of a cancelled request are encoded as long as somebody holds them."""
+
+    class Made:
+        def __call__(self) -> Iterator[FromWorker]:
+            yield steps(1)
+
+    reader, writer = pipe
+    is_free, made = threading.Event(), Made()
+    weakref.finalize(made, is_free.set)
+    writer.start()
+    writer.frames.put(made)
+    del made
+    assert read(reader) == steps(1)
+    assert is_free.wait(patient(10))
     writer.frames.put(None)
     writer.join()
 
