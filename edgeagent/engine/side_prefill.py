@@ -272,8 +272,6 @@ class SidePrefill:
         """Forget a sequence that ends or gives way. Cells that were copied stay."""
         self.close_for(sequence)
         self._unfit.discard(sequence)
-        if self._encoding is not None and any(span.embeddings is self._encoding[1] for span in sequence.spec.media):
-            self._encoding = None  # held, they would be encoded to their end if no step followed
 
     def close_for(self, sequence: Sequence) -> None:
         """Close the side context if it computes the prompt of `sequence`. Cells that were copied stay."""
