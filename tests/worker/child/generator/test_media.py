@@ -24,7 +24,7 @@ from edgeagent.engine.cache.disk.files import Buffer, Files
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama.bindings import lib
-from edgeagent.engine.llama.projector import OpenMedium
+from edgeagent.engine.llama.projector import OpenMedium, Projector
 from edgeagent.engine.media_tokens import is_medium
 from edgeagent.engine.runner import Rows
 from edgeagent.engine.sequence import Sequence
@@ -40,14 +40,16 @@ from edgeagent.types import (
     RenderPrompt,
     SamplingParams,
     TextPrompt,
+    Tier,
 )
 from edgeagent.worker.child.generator import host as host_module
 from edgeagent.worker.child.generator import media as media_module
 from edgeagent.worker.child.generator.host import Host
+from edgeagent.worker.child.generator.loop import GeneratorLoop
 from edgeagent.worker.child.generator.media import ChunkEmbeddings, Reading
 from edgeagent.worker.child.opening import open_model
-from edgeagent.worker.child.process import start_block_store
-from edgeagent.worker.protocol import DiskCache, Load
+from edgeagent.worker.child.process import _PromptPreparer, start_block_store
+from edgeagent.worker.protocol import DiskCache, Load, Submit
 from tests.integrity import check_integrity
 from tests.local_template import open_here
 from tests.media_corpus import exif, with_exif
@@ -543,6 +545,35 @@ def test_a_cancelled_request_closes_its_own_image_only(
     lfm2.ask(prompts[1])
     assert encoder.num_interrupted == 1
     assert opened == [image.data for image in lfm2.media[:2]]
+
+
+def test_an_urgent_image_is_decoded_before_those_that_came_first(
+    asker: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the image that is decoded now, and no image of a cancelled request is decoded."""
+    lfm2 = asker("lfm2")
+    goes_on, prepared = threading.Event(), list[str]()
+    opened, decode = count_opened(lfm2.host, monkeypatch), Projector._bitmap
+
+    def decode_later(projector: Projector, data: bytes) -> Any:
+        goes_on.wait()
+        return decode(projector, data)
+
+    monkeypatch.setattr(Projector, "_bitmap", decode_later)
+    loop = GeneratorLoop(lfm2.host, SimpleQueue())
+    monkeypatch.setattr(loop, "hand_in", lambda submit, _: prepared.append(submit.request.id))
+    preparer, queue = _PromptPreparer(lfm2.host, loop), loop.to_prepare
+    images = [*lfm2.media, medium(png(3))]
+    tiers = [Tier.BATCH] * 3 + [Tier.REALTIME]
+    for index, (image, tier) in enumerate(zip(images, tiers, strict=True)):
+        queue.put(Submit(GenerateRequest(f"r{index}", "", question("what?", image), tier=tier), 0.0))
+        preparer._prepare(*queue.get())
+    queue.drop("r2")
+    goes_on.set()
+    while len(prepared) < 3:
+        preparer._prepare(*queue.get())
+    assert opened == [images[index].data for index in (0, 3, 1)]
+    assert sorted(prepared) == ["r0", "r1", "r3"]
 
 
 def test_a_medium_that_is_not_wanted_any_more_is_not_decoded(
