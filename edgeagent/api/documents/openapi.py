@@ -59,12 +59,18 @@ def openapi_document() -> Json:
         "components": {
             "schemas": components.schemas,
             "parameters": {
-                name: {"name": name, "in": "header", "schema": schema}
+                name: {"name": name, "in": "header", "schema": _of_header(schema)}
                 for name, schema in components.fields(LatencyHeaders).items()
             },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _of_header(schema: Json) -> Json:
+    """Return the schema of an optional header. It cannot be null; an empty one is as if it were absent."""
+    empty = {"type": "string", "maxLength": 0}
+    return {"anyOf": [empty if each == {"type": "null"} else each for each in schema["anyOf"]]}
 
 
 def _operation(route: Route, components: Components) -> Json:
