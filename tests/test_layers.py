@@ -16,8 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "edgeagent"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# A part imports itself and parts of lower rows. Parts of one row never import each other, except that `cli` may import
-# `client`.
+# A part imports itself and parts of lower rows. Parts of one row never import each other.
 ROWS: list[set[str]] = [
     {
         "types",

@@ -326,9 +326,9 @@ class Scheduler:
 
         1. Each step computes the streams and a part of the prompts, within the target of the streams.
         2. A part of the prompts, then the streams, and so on. A part and the streams together are within the target.
-        3. The prompts at once: if the first tokens would take _MAX_SLOWDOWN times longer than alone with the other
-           plans and the step that ends before, or if these cannot keep the target anyway. Not beside a stream that
-           asked for its target.
+        3. The prompts at once, while all streams wait. This plan is chosen if 1 and 2 would take over _MAX_SLOWDOWN
+           times as long as the prompts alone, or if neither can keep the target. It is never chosen beside a stream
+           that asked for its target.
         """
         prompts = [each for each in urgent if each.rank is Rank.REALTIME and not each.is_decoding]
         streams = [each for each in urgent if each.is_decoding]

@@ -18,13 +18,13 @@ from edgeagent.answers.similar.measured import MIN_CHECKED, ErrorTest
 
 MAX_QUESTIONS = 100_000
 _MAX_TIMES = 2.0
-"""An answer is given up to this many times `max_error`, as far as those before it were, and proved, surer than that.
+"""The largest expected error of one answer, as a multiple of `max_error`, if earlier answers left enough of the bound.
 
-All such answers are chosen to be checked. With 1, 0.82 of the best threshold's hits were reached at a bound of 0.5 %,
-and with 2, 0.90 (two domains that were tuned on).
+Answers above `max_error` are all chosen to be checked. With 1, 0.82 of the best threshold's hits were reached at a
+bound of 0.5 %, and with 2, 0.90 (two domains that were tuned on).
 """
 _MAX_SAVED = 10.0
-"""How much those before it may leave for such answers, as a multiple of `max_error`.
+"""How much of the bound earlier answers may leave for those above it, as a multiple of `max_error`.
 
 So of any n answers in a row, at most `max_error` times n + 10 are expected to be wrong, however many sure ones came
 before. Without a limit, 10,000 sure answers would let 10,000 in a row be wrong with twice `max_error`.

@@ -47,7 +47,10 @@ GAIN = Metric("gain", "x", "goodput, of that without a stated latency", "higher"
 REFUSAL = Metric("refusal", "ms", "until a request was refused")
 PREDICTED = Metric("predicted", "share", f"first token within {MAX_ERROR:.0%} of what was predicted", "higher")
 EARLY = Metric(
-    "ended early", "share", "answers that ended before their limit: nobody knows when their slot is free", "neither"
+    "ended early",
+    "share",
+    "answers that ended before their limit, so that the end of their slot was unknown",
+    "neither",
 )
 PREDICTED_ALONE = Metric("alone", "share", f"first token within {MAX_ERROR:.0%}, one request at a time", "higher")
 PREDICTED_BESIDE = Metric("beside", "share", f"the same beside {NUM_STREAMS} streams", "higher")

@@ -55,7 +55,7 @@ def test_frames_come_in_order_also_those_that_the_writer_makes(pipe: tuple[Binar
 
 
 def test_the_writer_holds_nothing_of_what_it_has_written(pipe: tuple[BinaryIO, FrameWriter]) -> None:
-    """Embeddings of a cancelled request are encoded as long as somebody holds them."""
+    """Embeddings of a cancelled request are encoded as long as anything refers to them."""
 
     class Made:
         def __call__(self) -> Iterator[FromWorker]:
