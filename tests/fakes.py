@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -428,6 +428,9 @@ class FakeTier:
         for key in [key for key, block in self.blocks.items() if root in (None, block.root)]:
             self.remove(key)
         self._results[is_draft].append(Purged(root))
+
+    def call_back(self, done: Callable[[], None]) -> None:
+        done()
 
     def hurry(self) -> bool:
         return True

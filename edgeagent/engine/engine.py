@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
+from functools import partial
 
 from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.admission import Admission
@@ -498,10 +499,11 @@ class Engine:
             prefixes.close()
         self._prefixes.close_disk()
 
-    def purge(self, partition: str | None = None) -> int:
+    def purge(self, partition: str | None = None, done: Callable[[int], None] | None = None) -> int:
         """Forget the cached prefixes of a partition, or of all partitions if None. Return how many blocks were removed.
 
-        Running and preempted sequences continue, but leave no prefix when they end.
+        Running and preempted sequences continue, but leave no prefix when they end. `done` gets the same number once
+        the files of the blocks are removed, on the disk's thread if there is a disk.
         """
         # Waiting sequences that were preempted had begun before the purge too.
         begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]
@@ -511,7 +513,10 @@ class Engine:
         self._warmer.purge(partition)
         self._shift_check.forget(partition)
         partitions = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
-        return sum(prefixes.purge(each) for prefixes in self._stores for each in partitions)
+        num_gone = sum(prefixes.purge(each) for prefixes in self._stores for each in partitions)
+        if done is not None:
+            self._prefixes.after_purge(partial(done, num_gone))
+        return num_gone
 
     def _plan(self) -> list[BatchPart]:
         """Plan the next batch and reserve its cells. If there are too few, drop all drafts, then preempt sequences."""

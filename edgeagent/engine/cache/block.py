@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -279,6 +279,10 @@ class BlockDisk(Protocol):
 
     def purge(self, root: BlockKey | None, *, is_draft: bool = False) -> None:
         """Remove all blocks of a partition (None: of all partitions), pending ones too. The result is Purged."""
+        ...
+
+    def call_back(self, done: Callable[[], None]) -> None:
+        """Call `done` on the disk's thread once all commands given so far are carried out, except writes."""
         ...
 
     def hurry(self) -> bool:

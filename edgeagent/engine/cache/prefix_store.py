@@ -287,13 +287,20 @@ class PrefixStore:
     def purge(self, partition: str | None) -> int:
         """Forget the idle prefixes and blocks of a partition (None: of all partitions); return the number of blocks.
 
-        A block that is in host memory and on disk counts twice.
+        A block that is in host memory and on disk counts twice. Files are removed later; see `after_purge`.
         """
         root = None if partition is None else self.blocks.root(partition)
         self.media.purge()
         self.saver.forget_growing()
         self.saver.forget_partition(root)
         return self.blocks.purge(root)
+
+    def after_purge(self, done: Callable[[], None]) -> None:
+        """Call `done` once the files of purged blocks are removed, on the disk's thread if there is a disk."""
+        if self.blocks.disk is None:
+            done()
+        else:
+            self.blocks.disk.call_back(done)
 
     def close(self) -> None:
         """Save all idle prefixes to the disk, if there is one, except VOLATILE ones.

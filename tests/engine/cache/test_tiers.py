@@ -5,17 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgeagent.engine.cache.block import DiskResult, Importance, Keyring
+from edgeagent.cache_folder import scan
+from edgeagent.engine.cache.block import BlockDisk, DiskResult, Importance, Keyring
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Rank, Sequence, SequenceSpec
 from edgeagent.types import FinishReason, MemoryKind, Tier
+from tests.engine.cache.disk.stores import make_disk
 from tests.engine.support import greedy, naive, run
 from tests.fakes import FakeClock, FakeRunner, FakeTier, warm_costs
 from tests.integrity import check_integrity
@@ -27,7 +30,7 @@ SECRET = b"s" * 32
 def make_engine(
     runner: FakeRunner,
     *,
-    below: FakeTier | None = None,
+    below: BlockDisk | None = None,
     host_bytes: int = 1 << 20,
     max_running: int = 4,
     clock: Callable[[], float] | None = None,
@@ -382,6 +385,28 @@ def test_a_purge_forgets_a_partition_in_all_tiers(kind: MemoryKind) -> None:
     check_integrity(engine)
     assert ask(engine, "a", prompt_of(300), partition="mine").num_cached == 0
     assert ask(engine, "b", prompt_of(300), partition="yours").num_cached == 299
+
+
+def test_a_purge_is_done_when_its_files_are_gone(tmp_path: Path) -> None:
+    disk = make_disk(tmp_path / "cache")
+    engine = make_engine(FakeRunner(num_cells=4096), below=disk)
+    ask(engine, "a", prompt_of(600))
+    while engine.has_work:
+        engine.step()
+    disk.work()
+    assert list(scan(tmp_path / "cache"))
+    left: list[int] = []
+    assert engine.purge("", lambda num_gone: left.append(len(list(scan(tmp_path / "cache"))))) > 0
+    assert left == [], "the disk has not begun"
+    disk.work()
+    assert left == [0]
+
+
+def test_without_a_disk_a_purge_is_done_at_once() -> None:
+    engine = make_engine(FakeRunner(num_cells=4096))
+    ask(engine, "a", prompt_of(600))
+    gone: list[int] = []
+    assert [engine.purge("", gone.append)] == gone
 
 
 def test_what_runs_during_a_purge_leaves_nothing() -> None:

@@ -144,6 +144,9 @@ class BlockStore:
                 self.withdraw(block.key)
         self._send(self._purge, root, is_draft=is_draft)
 
+    def call_back(self, done: Callable[[], None]) -> None:
+        self._send(self._call, done)
+
     def take_results(self, max_results: int, *, is_draft: bool = False, timeout_s: float = 0.0) -> list[DiskResult]:
         results: list[DiskResult] = []
         with contextlib.suppress(Empty):
@@ -241,7 +244,7 @@ class BlockStore:
     def _answer_only(self) -> None:
         """Answer commands until `close`, but use no files any more. Only a purge is tried."""
         while (command := self._commands.get()) is not None:
-            if command.func in (self._load, self._await, self._purge):
+            if command.func in (self._load, self._await, self._purge, self._call):
                 try:
                     command()
                 except Exception as error:
@@ -301,6 +304,9 @@ class BlockStore:
         self._folder.purge(root)
         self._report_gone()
         self._results[is_draft].put(Purged(root))
+
+    def _call(self, done: Callable[[], None]) -> None:
+        done()
 
     def _report_gone(self) -> None:
         """Report the blocks that can no longer be read, if they were reported as found or written."""

@@ -286,12 +286,14 @@ class GeneratorLoop(JobLoop):
             case Cancel():
                 self._cancel(command.id)
             case Ask(ask_id, PurgeCache(partition)):
-                num_gone = self._engine.purge(partition)
+                self._engine.purge(partition, partial(self._answer_purge, ask_id))
                 give_back_freed_memory()
-                self._frames.put(AnswerPart(ask_id, QueryAnswer(str(num_gone)), is_last=True))
             case Stop():
                 for request_id in list(self._requests):
                     self._cancel(request_id)
+
+    def _answer_purge(self, ask_id: str, num_gone: int) -> None:
+        self._frames.put(AnswerPart(ask_id, QueryAnswer(str(num_gone)), is_last=True))
 
     def _is_awaited(self, submit: Submit) -> bool:
         """Whether this request is still live. If it was cancelled, another request may already have the same id."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -373,7 +374,10 @@ def test_a_store_that_broke_still_answers(folder: Path, monkeypatch: pytest.Monk
     store.offer(other, Importance.NORMAL)
     BlockStore.read(store, block.key)
     store.describe_partition(block.root, RootRecord("m", ""))
+    called: list[bool] = []
+    store.call_back(partial(called.append, True))
     end_broken(store)
+    assert called
     assert store._loaded == [None]
     assert not store.is_pending(other.key) and store.stats().num_dropped == 1
     assert "broke" in (store.trouble or "") and store.is_stalled
