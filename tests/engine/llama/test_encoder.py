@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -92,6 +93,26 @@ def test_the_longest_text_fits_and_memory_is_freed(make: Make) -> None:
     assert make(context_length=128, ctx=256).max_tokens == 128
 
 
+def test_short_and_long_texts_by_turns_keep_their_contexts(make: Make) -> None:
+    encoder = make()
+    short, long = text(*range(5, 35)), text(*range(5, 95))
+    rows = encoder.encode([short], 1), encoder.encode([long], 1)
+    contexts = dict(encoder._contexts)
+    assert {flash: context.num_cells for flash, context in contexts.items()} == {"off": 64, "auto": CONTEXT_LENGTH}
+    again = encoder.encode([short], 1), encoder.encode([long], 1)
+    assert encoder._contexts == contexts
+    assert np.array_equal(rows[0], again[0]) and np.array_equal(rows[1], again[1])
+    assert np.allclose(rows[0], encoder.encode([short, long], 1)[:1], atol=1e-3)  # flash attention keeps 11 bits
+
+
+@pytest.mark.parametrize(("options", "expected"), [({"flash_attention": "on"}, "on"), ({"kv_type_v": "f32"}, "auto")])
+def test_short_texts_get_what_was_asked_for(tmp_path: Path, options: dict[str, Any], expected: str) -> None:
+    config = EngineConfig(**options)
+    encoder = Encoder(Model(make_encoder(tmp_path / "m.gguf", BERT), config), config)
+    assert np.isfinite(encoder.encode([text(5, 6)], 1)).all()
+    assert list(encoder._contexts) == [expected]
+
+
 def test_short_texts_are_computed_together(make: Make) -> None:
     encoder = make(MODERN_BERT, context_length=4096)
     assert encoder.batch_length([[5]] * 1000) == 64
@@ -134,7 +155,7 @@ def test_no_room_is_told_before_memory_is_taken(make: Make, monkeypatch: pytest.
     free = len(PIECES) * 4 * CONTEXT_LENGTH - 1  # less than the logit rows need
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free, total=free))
     with pytest.raises(BackendUnavailable, match="no room for a text of 512 tokens"):
-        encoder.encode([text(5)], 1)
+        encoder.encode([text(*range(5, 95))], 1)
 
 
 def test_models_that_generate_do_not_need_whole_texts(tmp_path: Path) -> None:
