@@ -290,7 +290,7 @@ class EngineConfig(Section, frozen=True):
     draft_tokens: Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)] = 16
     """Most tokens to draft at a time. The number is chosen at each step (0: no speculation)."""
     draft_ngrams: Annotated[bool, NOT_AN_OPTION] = False
-    """Draft what followed the same words earlier in the text. Set by `draft`; a draft model always adds this."""
+    """Asked for by --draft ngram. Without it, text that repeats is drafted too where the model allows it."""
     max_waiting: Annotated[int, Meta(ge=0)] = 64
     """Requests of each tier that may wait for a free sequence; more are refused with 429. Clients share the places."""
     sandbox: bool = True
@@ -345,9 +345,9 @@ class ModelConfig(Section, frozen=True, omit_defaults=True):
     preload: bool = False
     """Load the model at the start and keep it loaded."""
     draft: Draft = "auto"
-    """What drafts tokens, as for the default model."""
+    """What drafts tokens (auto: as --draft says; a draft model named there is only for the default model)."""
     mmproj: Projector = "auto"
-    """What reads images and sounds, as for the default model."""
+    """The model's projector (auto: --mmproj for the default model, mmproj*.gguf beside the model for others)."""
     engine: dict[str, Any] = {}
     """Options of [engine] that differ for this model."""
     adapters: dict[AdapterName, UserPath] = {}
@@ -498,7 +498,7 @@ class Config(Section, frozen=True):
     model: str = "builtin"
     """The model to serve: builtin, a .gguf path, org/repo[:QUANT], a catalog name, or a name that you gave a model."""
     draft: Draft = "auto"
-    """What drafts tokens: auto (the text itself, and a suitable model if one is here), none, ngram or a model."""
+    """What drafts tokens: auto (the text, and a suitable model if one is here), none, ngram, or a model for --model."""
     mmproj: Projector = "auto"
     """The default model's projector for images and sounds: auto (mmproj*.gguf beside the model), none, or a path."""
     state_dir: UserPath = DEFAULT_STATE_DIR

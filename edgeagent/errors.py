@@ -2,6 +2,7 @@
 
 EdgeAgentError
 ├── InvalidRequest
+│   ├── MethodNotAllowed
 │   ├── ContextLengthExceeded
 │   ├── TokenBudgetExceeded
 │   ├── InvalidToolSchema

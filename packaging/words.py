@@ -48,7 +48,7 @@ WORDS = {
 # Not checked: files that list such words, and documents about the past.
 EXEMPT = ("packaging/words.py", "tests/test_words.py", "CHANGELOG.md")
 CHECKED = re.compile(
-    r"(edgeagent|examples)/.*\.py|docs/.*\.md|packaging/.*\.(md|py)|models/builtin/README\.md|[A-Z]+\.md"
+    r"(edgeagent|examples)/.*\.py|(docs|tests)/.*\.md|packaging/.*\.(md|py)|models/builtin/README\.md|[A-Z]+\.md"
 )
 
 # A phrase may continue on the next line.
@@ -95,7 +95,7 @@ def is_checked(path: str) -> bool:
 
 def checked_files() -> list[str]:
     """Return every file that is checked, relative to the repository."""
-    folders = ("edgeagent", "examples", "docs", "packaging", "models/builtin")
+    folders = ("edgeagent", "examples", "docs", "packaging", "models/builtin", "tests")
     paths = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
     names = sorted(path.relative_to(ROOT).as_posix() for path in paths)
     return [name for name in names if is_checked(name)]

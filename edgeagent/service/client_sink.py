@@ -52,8 +52,8 @@ class ClientSink(Sink):
     """A sink that gives each step to `deliver`. It holds steps before it is opened, and while `deliver` waits.
 
     `deliver` runs in the context of the client's request. A worker's steps come in the context of the request that
-    started the worker, which may be another client's. What `deliver` raises, `put` or `room` raises. Many held steps
-    are merged, so a client that reads slowly gets fewer and longer deltas, and no other client waits for it.
+    started the worker, which may be another client's. Like `put`, it raises no EdgeAgentError. Many held steps are
+    merged, so a client that reads slowly gets fewer and longer deltas, and no other client waits for it.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The scope that each path needs, and the facts about a request's sender: keys, socket, whether a web page sent it.
 
-Each route declares its scope. docs/access.md has a table of them all, and a test compares the two.
+Each route declares its scope. docs/reference/http.md lists them, and a test compares the two.
 """
 
 from __future__ import annotations

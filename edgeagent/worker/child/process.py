@@ -1,6 +1,6 @@
 """The worker process: one model behind a pipe.
 
-Up to five threads communicate through queues:
+Five threads, and up to three more, communicate through queues:
 
 - The reader reads frames from stdin, and answers pings even in the middle of a step.
 - The preparer renders and tokenizes, so that a long template or prompt does not delay other streams. Only a model that
@@ -185,7 +185,7 @@ def start_block_store(disk: DiskCache) -> BlockStore:
     state = FolderState(files, bytes_per_hour=disk.max_bytes_per_hour, max_gap_s=disk.max_unused_s / 2)
     limits = Limits(max_bytes=disk.max_bytes, min_free_bytes=disk.min_free_bytes, ttl_s=disk.max_unused_s)
     store = BlockStore(files, Seal(disk.secret), state, limits, close_s=disk.close_s)
-    threading.Thread(target=_run, args=(store,), name="block writer", daemon=True).start()
+    threading.Thread(target=_run, args=(store,), name="disk", daemon=True).start()
     return store
 
 

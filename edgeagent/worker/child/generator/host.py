@@ -212,7 +212,7 @@ _OPEN_S = 1.0  # how long to wait for the list of the disk's blocks; the rest of
 
 
 class Host:
-    """One model, ready to serve. While `Engine.step` runs, one other thread may call `prepare`.
+    """One model, ready to serve. While the engine computes, one other thread may call `prepare`.
 
     Only the engine's thread may call the other methods, except where a docstring allows other threads.
     """
