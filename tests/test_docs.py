@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from edgeagent.api.routes import NEEDS, ROUTES
-from edgeagent.api.wire.fields import MAX_TOOLS
 from edgeagent.backends.remote.endpoint import MAX_FAILURES, OPEN_S
 from edgeagent.cli import main
 from edgeagent.cli.commands import COMMANDS
@@ -30,8 +29,8 @@ from edgeagent.metrics.slo import OBJECTIVE
 from edgeagent.remotes import Budget
 from edgeagent.text.grammar.compiler import MAX_GRAMMAR_CHARS
 from edgeagent.text.grammar.json_guard import MAX_DIGITS, MAX_EQUAL_ELEMENTS, MAX_REPEATS
-from edgeagent.text.schema.reading import MAX_JOINED, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
-from edgeagent.types import AHEAD_TOKENS, RouteMode
+from edgeagent.text.schema.reading import MAX_JOINED
+from edgeagent.types import AHEAD_TOKENS, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_TOOLS, RouteMode
 from edgeagent.worker.render.renderer import GRAMMAR_CPU_S, REQUEST_CPU_S
 
 ROOT = Path(__file__).parents[1]

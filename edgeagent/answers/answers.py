@@ -38,7 +38,7 @@ from edgeagent.answers.rules import (
     why_not_kept,
 )
 from edgeagent.answers.seal import Seal
-from edgeagent.answers.shared import SharedAnswer
+from edgeagent.answers.shared import BEFORE_CONTENT, SharedAnswer
 from edgeagent.answers.store import BUDGET_S, Breaker, EmbeddedStore, Listed, Store, TooSlow, within
 from edgeagent.cache_folder import ensure_secret
 from edgeagent.config import AnswersConfig, Config
@@ -48,19 +48,15 @@ from edgeagent.service.service import Service, status_of
 from edgeagent.state_files import ANSWERS_FILE, SIMILAR_FILE
 from edgeagent.types import (
     AnswerOrigin,
-    Finished,
     FinishReason,
     GenerateRequest,
     ModelStatus,
-    PromptProgress,
-    Queued,
     RemoteStatus,
     Sink,
     Started,
     Step,
-    Timings,
-    Usage,
     is_remote,
+    unrun,
 )
 
 if TYPE_CHECKING:
@@ -71,8 +67,7 @@ REMOTE = "remote"
 LOOK_S = 1.0
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 4096
 _MAX_LOOKED = 256
-_CANCELLED = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))
-_BEFORE_CONTENT = (Started, Queued, PromptProgress)
+_CANCELLED = unrun(FinishReason.CANCELLED, "cancelled")
 
 
 class Generation(SharedAnswer):
@@ -157,7 +152,7 @@ class Held(Sink):
             self._sink.put(step)
             return
         self._held.append(step)
-        if any(not isinstance(delta, _BEFORE_CONTENT) for delta in step.deltas):
+        if any(not isinstance(delta, BEFORE_CONTENT) for delta in step.deltas):
             self.has_content.set()
             self.release()
 

@@ -25,7 +25,7 @@ from edgeagent.types import (
 )
 
 _MAX_STEPS = 64  # more are joined, so that the record of a long answer stays short
-_BEFORE_CONTENT = (Started, Queued, PromptProgress)
+BEFORE_CONTENT = (Started, Queued, PromptProgress)
 OnEnd = Callable[[Exception | None], None]
 
 
@@ -96,10 +96,6 @@ class SharedAnswer(Sink):
         elif self._waiting is not None:
             self._give(request_id, follower, self._waiting)
 
-    def has_given_content(self, request_id: str) -> bool:
-        """Whether a follower has got content."""
-        return request_id in self._followers and self._followers[request_id].has_content
-
     def leave(self, request_id: str) -> None:
         """Remove a follower, which gets nothing more. An unknown id is ignored."""
         self._followers.pop(request_id, None)
@@ -153,7 +149,7 @@ class SharedAnswer(Sink):
         self._recent.append(step)
         self._num_tokens += step.num_delivered
         if not self.has_content:
-            self.has_content = any(not isinstance(delta, _BEFORE_CONTENT) for delta in step.deltas)
+            self.has_content = any(not isinstance(delta, BEFORE_CONTENT) for delta in step.deltas)
 
     def _give(self, request_id: str, follower: Follower, step: Step) -> None:
         if follower.joined_s is not None and step.deltas and type(end := step.deltas[-1]) is Finished:

@@ -19,10 +19,11 @@ UNREACHABLE = "unreachable"
 class Estimate(Struct, frozen=True):
     """A backend's estimate for a request: how full the backend is, and how fast it would answer.
 
-    `num_live` and `max_live`: how many requests run or wait at the backend, and how many it accepts with this one.
+    `num_live`: how many requests run or wait at the backend.
+    `is_full`: it would refuse this request because of them. That is no obstacle.
     `retry_after_s`: how long to wait before retrying, if the backend refuses the request.
     `obstacle`: one word for why the backend cannot serve the request, such as "memory" or "budget"; empty if there is
-    no such reason. A full queue is no obstacle; it shows in `num_live` and `max_live`.
+    no such reason.
     `trouble`: a sentence that explains the obstacle to the client and says what to change; empty if none is needed.
     `first_token_s` and `token_s`: the predicted time to the first token, and between tokens; None if unknown.
     `strain`: one word for why the backend is slow now (loading, memory, thermal, battery), or will probably
@@ -33,7 +34,7 @@ class Estimate(Struct, frozen=True):
 
     backend: str
     num_live: int
-    max_live: int
+    is_full: bool = False
     retry_after_s: float = 1.0
     obstacle: str = ""
     trouble: str = ""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from edgeagent.backends.prompts import digests, message_bytes, prompt_bytes, tools_bytes
-from edgeagent.types import ChatPrompt, Finished, FinishReason, GenerateRequest, Prompt, Started, Tier
+from edgeagent.types import TIER_RANKS, ChatPrompt, Finished, FinishReason, GenerateRequest, Prompt, Started, Tier
 
 MOST_BYTES_PER_TOKEN = 16.0
 _FIRST_TOKENS_PER_BYTE = 0.25
@@ -37,7 +37,6 @@ _LEAST_EACH = 1e-9
 _MAX_SURPRISE = 2.0  # what is seen counts as more or less than expected by this factor at most
 _MAX_GAP = 10.0  # a stream's tokens count as later than usual by this factor at most: it may have been preempted
 _MAX_BEGINNINGS = 8192
-_RANK = {tier: rank for rank, tier in enumerate(Tier)}
 # Rendering, tokenizing and the transfer through pipes. What they take beyond it is part of the prompt's seconds.
 _OVERHEAD_S = 0.005
 # As many as 64 prompts, the usual length of the queue, with 4,096 tokens each.
@@ -439,7 +438,7 @@ class Forecast:
         num_bytes = self.num_bytes(request) - self._num_known_bytes(request)
         return _Live(
             request.tier,
-            len(_RANK) if request.is_ahead else _RANK[request.tier],  # what is computed ahead comes last
+            len(TIER_RANKS) if request.is_ahead else TIER_RANKS[request.tier],  # what is computed ahead comes last
             request.cache.partition,
             now_s,
             due_s,

@@ -138,16 +138,11 @@ class LocalBackend:
         lacks_new, lacks_any = new_kinds(request) - _takes(model), kinds(request) - _takes(model)
         request, _ = readable(request, _takes(model))
         prediction = self._predict(request, status, traffic, num_parallel)
-        max_live = num_parallel + model.preparation.engine.max_waiting
-        if traffic.forecast.is_full(request, max_live):
-            max_live = num_live
-        elif num_live >= max_live:
-            max_live = num_live + 1
         token_s = 0.0 if status.worker is None else status.worker.token_s
         return Estimate(
             self.name,
             num_live,
-            max_live,
+            traffic.forecast.is_full(request, num_parallel + model.preparation.engine.max_waiting),
             traffic.retry_after_s if status.retry_after_s is None else max(1.0, status.retry_after_s),
             obstacle=MEDIA
             if lacks_new

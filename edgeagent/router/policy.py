@@ -14,14 +14,24 @@ from typing import TYPE_CHECKING
 from edgeagent.backends.base import Estimate
 from edgeagent.backends.prompts import num_prompt_tokens
 from edgeagent.config import Config, TierConfig
-from edgeagent.types import GenerateRequest, Permit, ProbePermit, RouteMode, Target, Tier, is_remote, remote_of, replace
+from edgeagent.types import (
+    TIER_RANKS,
+    GenerateRequest,
+    Permit,
+    ProbePermit,
+    RouteMode,
+    Target,
+    Tier,
+    is_remote,
+    remote_of,
+    replace,
+)
 
 if TYPE_CHECKING:
     from edgeagent.remotes import Remote
 
 # In the order of declaration: the strictest first.
 _RANKS = {mode: rank for rank, mode in enumerate(RouteMode)}
-_TIER_RANKS = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 def strictest(*modes: RouteMode | None) -> RouteMode | None:
@@ -94,7 +104,7 @@ def lowered(request: GenerateRequest, ceiling: Tier | None, targets: Targets, wh
     if ceiling is None:
         return request
     need, warnings = request.need, request.warnings
-    if _TIER_RANKS[request.tier] < _TIER_RANKS[ceiling]:
+    if TIER_RANKS[request.tier] < TIER_RANKS[ceiling]:
         if need.names_tier:
             warnings += (f"the tier is {ceiling.value} instead of {request.tier.value}: {why}",)
         request = replace(request, tier=ceiling)
@@ -301,11 +311,11 @@ def _remotes(estimates: Sequence[Estimate], *, is_local_allowed: bool) -> list[E
     able = [estimate for estimate in remotes if not _obstacle(estimate)]
     if able or (is_local_allowed and any(each.is_local and not _obstacle(each) for each in estimates)):
         return able
-    return [estimate for estimate in remotes if estimate.is_last_resort and estimate.num_live < estimate.max_live]
+    return [estimate for estimate in remotes if estimate.is_last_resort and not estimate.is_full]
 
 
 def _obstacle(estimate: Estimate) -> str:
-    return estimate.obstacle or ("queue_full" if estimate.num_live >= estimate.max_live else "")
+    return estimate.obstacle or ("queue_full" if estimate.is_full else "")
 
 
 def _first_token_s(estimate: Estimate) -> float:

@@ -151,7 +151,7 @@ class RouteChooser:
         if not order.routes:
             raise _no_route(request, mode, estimates, unknown, is_alone=not self.backends)
         first = estimates[order.routes[0].backend]
-        if first.num_live >= first.max_live:
+        if first.is_full:
             raise _full(estimates)
         return order
 
@@ -256,7 +256,7 @@ def _no_route(
     late = [estimate.first_token_s for estimate in estimates.values() if misses(estimate, limit_s)]
     if limit_s is not None and late and len(late) == len(estimates):
         return DeadlineUnreachable.predicted(min(each for each in late if each is not None), limit_s)
-    if any(estimate.num_live >= estimate.max_live for estimate in estimates.values()):
+    if any(estimate.is_full for estimate in estimates.values()):
         return _full(estimates)
     if estimates and all(estimate.obstacle == CONTEXT for estimate in estimates.values()):
         return ContextLengthExceeded(f"the prompt does not fit the context of any remote that serves {request.model!r}")

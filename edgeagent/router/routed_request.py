@@ -38,10 +38,9 @@ from edgeagent.types import (
     Queued,
     Sink,
     Step,
-    Timings,
-    Usage,
     is_remote,
     replace,
+    unrun,
 )
 
 # Errors that mean that this backend lacks something that another one may have.
@@ -114,8 +113,6 @@ _FAILED = "failed"
 # A backend that failed is not tried again. But an answer can move from a lost worker to a remote, and then to the
 # next worker.
 _MAX_ATTEMPTS = 12
-_CANCELLED = Finished(FinishReason.CANCELLED, Usage(), Timings(route="edgeagent", reason="cancelled"))
-"""The end of a request that was cancelled before a backend was chosen."""
 
 
 class RoutedRequest(Sink):
@@ -169,7 +166,7 @@ class RoutedRequest(Sink):
         try:
             await self._begin()
             if self.is_cancelled:
-                self._sink.put(Step((_CANCELLED,), at_s=self._clock()))
+                self._sink.put(Step((unrun(FinishReason.CANCELLED, "cancelled"),), at_s=self._clock()))
                 return
             order = self._choose()
             for _ in range(_MAX_ATTEMPTS):

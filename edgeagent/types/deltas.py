@@ -261,6 +261,11 @@ class Finished(Struct, frozen=True, tag="finished"):
     stop: str = ""
 
 
+def unrun(reason: FinishReason, why: str, usage: Usage | None = None) -> Finished:
+    """Return the end of a request, or of a client's part in one, that no backend reports."""
+    return Finished(reason, usage or Usage(), Timings(route="edgeagent", reason=why))
+
+
 Output = PromptProgress | PromptText | TextDelta | ReasoningDelta | ToolCallStarted | ToolCallDelta | ChoiceScores
 Delta = Started | Queued | Interrupted | Output | Finished
 

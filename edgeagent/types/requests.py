@@ -23,6 +23,10 @@ class Tier(StrEnum):
     BATCH = "batch"
 
 
+TIER_RANKS = {tier: rank for rank, tier in enumerate(Tier)}
+"""The most urgent tier has 0."""
+
+
 class Target(Struct, frozen=True):
     """A latency target, in seconds: to the first token (TTFT), and from one token to the next (ITL)."""
 
@@ -230,6 +234,10 @@ HOPS_HEADER = "X-EdgeAgent-Hops"
 """The header that carries `GenerateRequest.num_hops` to a remote. It stops requests that circle between edgeagents."""
 
 
+MAX_TOOLS = 512
+"""The most tools of a request. The daemon refuses more, and so does the worker."""
+MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH = 64 << 10, 32
+"""Limits of a client's JSON schema, for the daemon and the worker."""
 AHEAD_TOKENS = 64
 """The most tokens of an answer that is generated before it is asked for. Speech takes 3 to 4 tokens a second, so these
 are 15 s of it: the rest is generated while they are spoken. More would be lost each time that the user goes on."""

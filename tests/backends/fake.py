@@ -130,7 +130,7 @@ class FakeBackend:
     def estimate(self, request: GenerateRequest) -> Estimate:
         """Return unlimited room for any request."""
         del request
-        return Estimate(self.name, num_live=self.num_live, max_live=1_000_000)
+        return Estimate(self.name, num_live=self.num_live)
 
     async def generate(
         self, request: GenerateRequest, sink: Sink, permit: Permit | None = None, so_far: AnswerSoFar | None = None

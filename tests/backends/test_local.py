@@ -325,7 +325,7 @@ async def test_an_estimate_says_what_is_in_the_way(make: Make) -> None:
     assert (loading.obstacle, loading.strain) == ("", "loading")
     assert text(await collect(backend, request("answer 1"))) == "0 "
     ready = backend.estimate(request("answer 1"))
-    assert (ready.obstacle, ready.strain, ready.num_live, ready.max_live) == ("", "", 0, 5)
+    assert (ready.obstacle, ready.strain, ready.num_live, ready.is_full) == ("", "", 0, False)
     with pytest.raises(ModelNotFound):
         backend.estimate(request("answer 1", model="other"))
     context = backend.models.statuses()[0].info

@@ -161,7 +161,7 @@ class TestForced:
     @pytest.mark.parametrize("wrong", [False, True])
     def test_they_save_steps_and_change_nothing(self, wrong: bool) -> None:
         expected, reason = naive([5, 6, 7], 12)
-        engine = Engine(FakeRunner(), max_running=4, drafters=Drafters(max_forced=3))
+        engine = Engine(FakeRunner(), max_running=4, drafters=Drafters(max_tokens=3))
         engine.add(SequenceSpec("a", [5, 6, 7], self.Forcing(expected, wrong), max_tokens=12))
         assert run(engine) == {"a": (expected, reason)}
         if not wrong:

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from edgeagent.api.wire.fields import MAX_STOP_BYTES, MAX_STOPS
-from edgeagent.text.grammar.calls import MAX_TOOLS
 from edgeagent.text.grammar.compiler import MAX_GRAMMAR_CHARS
 from edgeagent.text.schema.closing import MAX_JOINED_WORK
-from edgeagent.text.schema.reading import MAX_JOINED, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
+from edgeagent.text.schema.reading import MAX_JOINED
+from edgeagent.types import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, MAX_TOOLS
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.patience import patient
 from tests.slow_worker import slow_program

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api.wire.fields import MAX_MESSAGES, MAX_STOP_BYTES, MAX_STOPS, MAX_TOOLS
+from edgeagent.api.wire.fields import MAX_MESSAGES, MAX_STOP_BYTES, MAX_STOPS
+from edgeagent.types import MAX_TOOLS
 from tests.robust.asgi import Caller, calling
 
 USER = {"role": "user", "content": "hi"}

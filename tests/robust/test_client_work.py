@@ -32,7 +32,7 @@ from edgeagent.api.responses.socket.lanes import MAX_NAMED_LANES
 from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING
 from edgeagent.api.responses.socket.steering import MAX_STEERS
 from edgeagent.api.routes import ROUTES
-from edgeagent.api.wire.fields import MAX_LOGIT_BIASES, MAX_MESSAGES, MAX_SCHEMA_BYTES, MAX_STOPS, MAX_TOOLS
+from edgeagent.api.wire.fields import MAX_LOGIT_BIASES, MAX_MESSAGES, MAX_STOPS
 from edgeagent.config import ServerConfig
 from edgeagent.conversation.history import MAX_CONVERSATION_BYTES, MAX_ITEMS
 from edgeagent.daemon.transport import (
@@ -44,7 +44,7 @@ from edgeagent.daemon.transport import (
     PIECE_BYTES,
 )
 from edgeagent.strict_json import MAX_JSON_DEPTH, MAX_JSON_OBJECTS, MAX_JSON_VALUES
-from edgeagent.types import MAX_MEDIA
+from edgeagent.types import MAX_MEDIA, MAX_SCHEMA_BYTES, MAX_TOOLS
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.media import RED, data_url
 from tests.patience import patient

@@ -27,8 +27,8 @@ from tests.worker.support import request
 ASKED = replace(request(""), client="app")
 TARGET = TARGETS[Tier.INTERACTIVE]
 QUICK, SLOW = TARGET.first_token_s / 10, TARGET.first_token_s * 2
-LOCAL = Estimate("local", num_live=0, max_live=2, first_token_s=QUICK, token_s=0.01)
-REMOTE = Estimate("remote:gpu", num_live=0, max_live=100, first_token_s=QUICK, token_s=0.01)
+LOCAL = Estimate("local", num_live=0, first_token_s=QUICK, token_s=0.01)
+REMOTE = Estimate("remote:gpu", num_live=0, first_token_s=QUICK, token_s=0.01)
 # Possible places, by what the policy should conclude about each, with the changes to the estimate.
 PLACES: dict[str, dict[str, Any] | None] = {
     "good": {},
@@ -37,7 +37,7 @@ PLACES: dict[str, dict[str, Any] | None] = {
     "slower": {"first_token_s": 2 * SLOW},
     "halting": {"token_s": 2 * TARGET.token_s},
     "strained": {"strain": "loading"},
-    "full": {"num_live": 1000},
+    "full": {"is_full": True},
     "unable": {"obstacle": "quarantined"},
     "absent": None,
 }
@@ -177,7 +177,7 @@ def test_a_dead_worker_is_waited_for_only_where_that_is_sooner() -> None:
 def test_a_place_that_needs_just_its_target_meets_it_and_one_without_a_seat_is_full() -> None:
     just = replace(LOCAL, first_token_s=TARGET.first_token_s, token_s=TARGET.token_s)
     assert why_target_missed(just, TARGET) == ""
-    assert why_target_missed(replace(just, num_live=just.max_live), TARGET) == "queue_full"
+    assert why_target_missed(replace(just, is_full=True), TARGET) == "queue_full"
     assert not is_sooner(replace(REMOTE, first_token_s=0.2), replace(LOCAL, first_token_s=0.2)), "it stays here"
 
 
@@ -197,7 +197,7 @@ def test_where_nothing_can_serve_a_request_a_remote_is_tried_that_may_have_come_
     is_served_here = local not in UNUSABLE and mode is not RouteMode.REMOTE_ONLY
     is_tried = mode is not RouteMode.LOCAL_ONLY and not is_served_here
     assert [route.backend for route in order.routes if not route.is_local] == ["remote:gpu"] * is_tried
-    full = replace(down, num_live=100)
+    full = replace(down, is_full=True)
     assert all(route.is_local for route in choose_routes(ASKED, mode, [*place(LOCAL, local), full]).routes)
 
 

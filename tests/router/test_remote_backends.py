@@ -248,15 +248,17 @@ async def test_nothing_of_a_local_only_request_reaches_the_network(
         add_remote(tmp_path, remote("https://gpu.invalid/v1", "named"))
         for make in FAILURES:
             for before in PLACES:
-                for estimate in ({}, {"obstacle": "quarantined"}, {"strain": "loading"}, {"num_live": 1000}):
-                    local.expects = replace(local.expects, **{"obstacle": "", "strain": "", "num_live": 0} | estimate)
+                for estimate in ({}, {"obstacle": "quarantined"}, {"strain": "loading"}, {"is_full": True}):
+                    local.expects = replace(
+                        local.expects, **{"obstacle": "", "strain": "", "is_full": False} | estimate
+                    )
                     local.acts = [(*before, make())]
                     answered = await run(router, wanted=wanted)  # type: ignore[arg-type]
                     assert answered.error is not None
         await asyncio.sleep(0)
         assert (far.num_connections, asked) == (0, [])
         local.acts = [[Overloaded("full")]]
-        local.expects = replace(local.expects, num_live=0)
+        local.expects = replace(local.expects, is_full=False)
         open_to_all = replace(wanted, route=None)
         assert (await run(router, wanted=open_to_all)).text == "far"  # type: ignore[arg-type]
         assert far.num_connections > 0

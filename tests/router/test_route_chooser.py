@@ -78,7 +78,7 @@ def test_remotes_are_probed_before_they_are_needed(mode: RouteMode) -> None:
 def test_of_a_request_for_remotes_alone_only_these_are_told(remotes: list[str], code: str, told: str) -> None:
     away = [Place(f"remote:{number}", obstacle=obstacle) for number, obstacle in enumerate(remotes)]
     places = [Place("local"), *away]
-    places[0].expects = replace(places[0].expects, num_live=100)
+    places[0].expects = replace(places[0].expects, is_full=True)
     chooser = RouteChooser({place.name: place for place in places}, lambda: RouteMode.REMOTE_ONLY)
     with pytest.raises(EdgeAgentError) as caught:
         chooser.choose(request("", model="fake"))

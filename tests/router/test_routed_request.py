@@ -71,7 +71,7 @@ class Place(FakeBackend):
         super().__init__(models=("fake",) if knows else ("other",))
         self.name = name
         self.acts = list(acts)
-        self.expects = Estimate(name, 0, 100, **estimate)
+        self.expects = Estimate(name, 0, **estimate)
         self.permits: list[Permit | None] = []
         self.so_fars: list[AnswerSoFar | None] = []
         self.num_asked = 0
@@ -174,7 +174,7 @@ async def test_where_a_remotes_context_is_too_short_and_this_machine_is_full_tha
     short = ContextLengthExceeded("remote:gpu: its context is 256 tokens", served_by="remote:gpu")
     gpu = Place("remote:gpu", [short])
     local = Place("local", obstacle="", strain="")
-    local.expects = replace(local.expects, num_live=100, retry_after_s=4.0)
+    local.expects = replace(local.expects, num_live=100, is_full=True, retry_after_s=4.0)
     answer = await run([local, gpu])
     assert isinstance(answer.error, Overloaded) and answer.error.retry_after_s == 4.0
     assert "100 requests are running" in answer.error.message and "256 tokens" in answer.error.message
@@ -473,7 +473,7 @@ class TestALateMachine:
             case "forbidden":
                 modes.append(RouteMode.LOCAL_ONLY)
             case "full":
-                gpu.expects = replace(gpu.expects, num_live=100)
+                gpu.expects = replace(gpu.expects, is_full=True)
             case _:
                 gpu.expects = replace(gpu.expects, obstacle="unreachable", is_last_resort=True)
         await gate.reached.wait()
@@ -681,7 +681,7 @@ async def test_a_refusal_says_which_rule_holds(wanted: GenerateRequest, machine:
 )
 async def test_a_full_machine_says_that_it_is_full_whatever_the_remote_says(error: EdgeAgentError) -> None:
     local = Place("local")
-    local.expects = replace(local.expects, num_live=100, retry_after_s=4.0)
+    local.expects = replace(local.expects, num_live=100, is_full=True, retry_after_s=4.0)
     answer = await run([local, Place("remote:gpu", [error])])
     assert isinstance(answer.error, Overloaded)
 

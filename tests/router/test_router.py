@@ -38,7 +38,7 @@ class FullBackend(FakeBackend):
     """A fake without free capacity."""
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        return Estimate(self.name, num_live=7, max_live=7, retry_after_s=5.0)
+        return Estimate(self.name, num_live=7, is_full=True, retry_after_s=5.0)
 
 
 class FarBackend(FakeBackend):
@@ -47,7 +47,7 @@ class FarBackend(FakeBackend):
     name = "remote:far"
 
     def estimate(self, request: GenerateRequest) -> Estimate:
-        return Estimate(self.name, num_live=0, max_live=7)
+        return Estimate(self.name, num_live=0)
 
 
 async def test_the_end_tells_route_and_reason() -> None:

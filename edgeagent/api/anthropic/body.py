@@ -22,7 +22,6 @@ from edgeagent.api.wire.body import NOT_SUPPORTED, Body, Settings, between, vali
 from edgeagent.api.wire.fields import (
     MAX_INT32,
     MAX_MESSAGES,
-    MAX_TOOLS,
     Arguments,
     Count,
     EdgeagentBody,
@@ -51,6 +50,7 @@ from edgeagent.api.wire.media import Gathered, Said, of_url, said_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
+    MAX_TOOLS,
     AnswerSoFar,
     ChatPrompt,
     GenerateRequest,

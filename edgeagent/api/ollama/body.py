@@ -19,7 +19,6 @@ from edgeagent.api.wire.body import NOT_SUPPORTED, Body, Settings, between, vali
 from edgeagent.api.wire.fields import (
     MAX_INT32,
     MAX_MESSAGES,
-    MAX_TOOLS,
     ROLES,
     Arguments,
     EdgeagentBody,
@@ -46,6 +45,7 @@ from edgeagent.service.service import Service
 from edgeagent.store.names.parsing import without_latest
 from edgeagent.types import (
     MAX_MEDIA,
+    MAX_TOOLS,
     ChatPrompt,
     GenerateRequest,
     JsonObjectFormat,

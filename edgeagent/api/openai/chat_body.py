@@ -11,7 +11,6 @@ from pydantic import Field, Tag
 from edgeagent.api.wire.body import Body, Settings, validate
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
-    MAX_TOOLS,
     Arguments,
     Content,
     Effort,
@@ -39,6 +38,7 @@ from edgeagent.api.wire.media import Gathered
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
+    MAX_TOOLS,
     AnswerSoFar,
     ChatPrompt,
     GenerateRequest,

@@ -25,7 +25,6 @@ from edgeagent.api.responses.tools import ResponsesTool, offered_tools
 from edgeagent.api.wire.addresses import ADDRESSES, keep_if_local
 from edgeagent.api.wire.body import NOT_SUPPORTED, FieldWarning, Settings, parse_object, validate, warning_about
 from edgeagent.api.wire.fields import (
-    MAX_TOOLS,
     Count,
     HostedTool,
     ModelName,
@@ -38,7 +37,7 @@ from edgeagent.api.wire.fields import (
 from edgeagent.api.wire.latency import asked_latency
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import EdgeAgentError, InvalidRequest, NotSupported, PayloadTooLarge
-from edgeagent.types import TextFormat
+from edgeagent.types import MAX_TOOLS, TextFormat
 
 if TYPE_CHECKING:
     from edgeagent.api.realtime.events import RealtimeSettings

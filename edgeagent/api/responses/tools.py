@@ -16,11 +16,11 @@ from pydantic import Field, Tag
 
 from edgeagent.api.responses.items import CUSTOM_INPUT
 from edgeagent.api.wire.body import Settings, validate
-from edgeagent.api.wire.fields import MAX_TOOLS, Function, HostedTool, ToolName, left_out, tools_by_type, tools_of
+from edgeagent.api.wire.fields import Function, HostedTool, ToolName, left_out, tools_by_type, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallItem
 from edgeagent.errors import InvalidRequest
-from edgeagent.types import Tool, ToolCallStarted
+from edgeagent.types import MAX_TOOLS, Tool, ToolCallStarted
 
 
 class ResponsesTool(Function):

@@ -51,7 +51,6 @@ from edgeagent.types import (
     AnswerSoFar,
     ChatPrompt,
     Delta,
-    Finished,
     FinishReason,
     GenerateRequest,
     Queued,
@@ -59,8 +58,8 @@ from edgeagent.types import (
     SamplingParams,
     Sink,
     Step,
-    Timings,
     Usage,
+    unrun,
 )
 from edgeagent.types import replace as msgspec_replace
 
@@ -171,11 +170,6 @@ def begin_turn(
     if create.warning:
         events.notes["warnings"] = [create.warning.text]
     return Turn(create, request, events, conversation)
-
-
-def unrun(reason: FinishReason, why: str, usage: Usage | None = None) -> Finished:
-    """Return the terminal delta of a request whose end no backend reports."""
-    return Finished(reason, usage or Usage(), Timings(route="edgeagent", reason=why))
 
 
 def _defaults(service: Service, model: str) -> SamplingParams:

@@ -29,16 +29,23 @@ from edgeagent.config import MAX_DRAFT_TOKENS, TierName
 from edgeagent.config import MAX_INT32 as MAX_INT32
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.router.policy import strictest
-from edgeagent.types import AnswerPolicy, Media, Role, RouteMode, SamplingParams, Tool, ToolChoice
+from edgeagent.types import (
+    MAX_SCHEMA_BYTES,
+    MAX_SCHEMA_DEPTH,
+    AnswerPolicy,
+    Media,
+    Role,
+    RouteMode,
+    SamplingParams,
+    Tool,
+    ToolChoice,
+)
 from edgeagent.units import seconds_of
 
 MAX_SEED = 2**63 - 1
 MAX_MESSAGES = 4096
-MAX_TOOLS = 512
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
-MAX_SCHEMA_BYTES = 64 << 10
-MAX_SCHEMA_DEPTH = 32
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 """The maximum number of alternatives that an answer lists for each token, with their log probabilities."""

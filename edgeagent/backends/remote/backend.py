@@ -239,7 +239,7 @@ class RemoteBackend:
         return Estimate(
             self.name,
             num_live=len(self._live),
-            max_live=self.remote.limits.max_concurrent,
+            is_full=len(self._live) >= self.remote.limits.max_concurrent,
             retry_after_s=max(_LASTING_RETRY_S if trouble else _RETRY_AFTER_S, wait_s),
             obstacle=obstacle,
             trouble=trouble,

@@ -109,7 +109,7 @@ MODEL = "draft model"
 
 @dataclass(frozen=True, slots=True)
 class Drafters:
-    """The sources of proposals. `max_tokens`: the most tokens to draft for a sequence in a step (0: none).
+    """The sources of proposals. `max_tokens`: the most drafted or forced tokens of a sequence in a step (0: none).
 
     `planning_share`: the part of the time that planning may take while drafts do not pay. Planning a step takes some
     tenths of a millisecond; for the smallest models, that is half of a step's time. `are_even`: all sequences of a step
@@ -121,7 +121,6 @@ class Drafters:
     model: DraftModel | None = None
     ngrams: NgramDrafter | None = None
     max_tokens: int = 16
-    max_forced: int = 0  # the most tokens forced by a grammar in one step
     planning_share: float = 0.005
     are_even: bool = False
     spares_repeatable: bool = False
@@ -130,8 +129,7 @@ class Drafters:
         """Return a copy for a runner that can take back at most `max_tokens` of a sequence (0: no drafts)."""
         if max_tokens == 0:
             return Drafters(max_tokens=0)
-        most, forced = min(self.max_tokens, max_tokens), min(self.max_forced, max_tokens)
-        return replace(self, max_tokens=most, max_forced=forced, are_even=are_even)
+        return replace(self, max_tokens=min(self.max_tokens, max_tokens), are_even=are_even)
 
 
 @dataclass(slots=True)
@@ -297,7 +295,7 @@ class Proposals:
         }
         decoding = [sequence for sequence in running if rooms.get(sequence.id, 0) > 0]
         forced = {}
-        if self.drafters.max_forced:
+        if self.drafters.max_tokens:
             forced = {sequence.id: self._forced(sequence)[: rooms[sequence.id]] for sequence in decoding}
             forced = {name: tokens for name, tokens in forced.items() if tokens}
         if not self._has_sources:
@@ -595,4 +593,4 @@ class Proposals:
 
     def _forced(self, sequence: Sequence) -> tuple[int, ...]:
         # They are verified like drafts: other tokens may give the same text, and the sampler decides.
-        return tuple(sequence.spec.sampler.forced()[: self.drafters.max_forced])
+        return tuple(sequence.spec.sampler.forced()[: self.drafters.max_tokens])

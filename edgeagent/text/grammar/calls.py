@@ -26,9 +26,8 @@ from edgeagent.text.tool_format import (
     markers,
 )
 from edgeagent.text.vocabulary import Vocabulary, control_tokens
-from edgeagent.types import Tool, ToolChoice
+from edgeagent.types import MAX_TOOLS, Tool, ToolChoice
 
-MAX_TOOLS = 512
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 

@@ -25,6 +25,7 @@ from edgeagent.text.schema.closing import (
     map_schemas,
     resolve,
 )
+from edgeagent.types import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
 MAX_PATTERNS = 32
 # The most patterns and formats that one text must match at once. The compiler's work doubles with each.
@@ -317,9 +318,6 @@ def _values(schema: Any) -> set[str]:
         return set()
     return set(values)
 
-
-MAX_SCHEMA_BYTES = 64 << 10
-MAX_SCHEMA_DEPTH = 32
 
 # Formats that the grammar compiler supports. The value is the maximum length of the text in characters; None if the
 # compiler itself sets a limit. JSON Schema lets a validator ignore other formats, so they are removed.

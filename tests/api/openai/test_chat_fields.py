@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from edgeagent.api.wire.fields import MAX_TOOLS
 from edgeagent.types import (
+    MAX_TOOLS,
     AnswerPolicy,
     CachePolicy,
     ChatPrompt,

@@ -15,11 +15,11 @@ from edgeagent.api.responses.body import ResponseCreate, read_create
 from edgeagent.api.responses.events import ResponseEvents, events_after, new_response
 from edgeagent.api.responses.items import item_body, read_items
 from edgeagent.api.responses.open_items import StringReader
-from edgeagent.api.wire.fields import MAX_TOOLS
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallOutputItem
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
 from edgeagent.types import (
+    MAX_TOOLS,
     ChatPrompt,
     FinishReason,
     GenerateRequest,

@@ -10,8 +10,6 @@ from pydantic import Tag
 
 from edgeagent.api.wire.body import Body, validate
 from edgeagent.api.wire.fields import (
-    MAX_SCHEMA_BYTES,
-    MAX_SCHEMA_DEPTH,
     Content,
     Function,
     Parameters,
@@ -22,7 +20,7 @@ from edgeagent.api.wire.fields import (
     tools_of,
 )
 from edgeagent.errors import InvalidRequest, InvalidToolSchema, NotSupported
-from edgeagent.types import Tool
+from edgeagent.types import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, Tool
 
 
 class Cat(Body):

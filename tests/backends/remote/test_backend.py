@@ -305,7 +305,7 @@ async def test_estimates() -> None:
         backend(server.url, ledger=rows, clock=clock, context_length=100) as remote,
     ):
         first = remote.estimate(REQUEST)
-        assert (first.obstacle, first.is_local, first.max_live, first.first_token_s) == ("", False, 8, None)
+        assert (first.obstacle, first.is_local, first.is_full, first.first_token_s) == ("", False, False, None)
         await ask(remote)
         assert remote.estimate(REQUEST).first_token_s == 0.0
         assert remote.estimate(REQUEST).token_s == 0.0
@@ -395,7 +395,7 @@ async def test_no_more_at_once_than_allowed() -> None:
     async with faults(half(chunk({"content": "a"}), Act.STALL)) as server, backend(server.url, limits=limits) as remote:
         steps = steps_of(remote.generate, REQUEST, permit())
         await anext(steps)
-        assert remote.estimate(REQUEST).num_live == remote.estimate(REQUEST).max_live == 1
+        assert remote.estimate(REQUEST).num_live == 1 and remote.estimate(REQUEST).is_full
         second = await ask(remote, id="second")
         assert isinstance(second.error, Overloaded)
         await steps.aclose()

@@ -384,7 +384,6 @@ def test_only_the_sequences_of_a_step_can_have_drafts_in_it() -> None:
 
 
 def test_no_more_is_drafted_than_a_memory_takes_back() -> None:
-    drafters = Drafters(max_tokens=8, max_forced=8)
+    drafters = Drafters(max_tokens=8)
     assert lengths({"a": 6, "b": 6}, drafters.within(3, are_even=True)) == [3, 3]
-    assert drafters.within(3, are_even=False).max_forced == 3
     assert lengths({"a": 6, "b": 6}, drafters.within(0, are_even=True)) == [0, 0]

@@ -5,8 +5,8 @@ import pytest
 
 from edgeagent.errors import InvalidToolSchema
 from edgeagent.text.schema.closing import SchemaError
-from edgeagent.text.schema.reading import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, followable, parse_schema
-from edgeagent.types import JsonSchemaFormat, Tool
+from edgeagent.text.schema.reading import followable, parse_schema
+from edgeagent.types import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, JsonSchemaFormat, Tool
 from tests.text.grammar.test_compiler import accepts, constraint
 
 

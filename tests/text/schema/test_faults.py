@@ -5,8 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from edgeagent.errors import InvalidRequest, InvalidToolSchema
-from edgeagent.text.schema.reading import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
-from edgeagent.types import JsonSchemaFormat, TextFormat, Tool
+from edgeagent.types import MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH, JsonSchemaFormat, TextFormat, Tool
 from tests.text.grammar.test_compiler import TOOLS, accepts, constraint
 from tests.text.schema.test_closing import joined
 

@@ -29,7 +29,7 @@ from edgeagent.api.responses.socket.lanes import (
 )
 from edgeagent.api.responses.socket.outbox import POLICY_VIOLATION, TOO_MANY_REQUESTS, Close, Send
 from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
-from edgeagent.api.responses.turn import Turn, begin_turn, unrun
+from edgeagent.api.responses.turn import Turn, begin_turn
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.generation import is_wait
 from edgeagent.api.wire.shape import Json
@@ -38,7 +38,7 @@ from edgeagent.conversation.items import CallItem, Item
 from edgeagent.credentials.grants import revoked
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
 from edgeagent.service.service import Service
-from edgeagent.types import Delta, FinishReason, Queued, RouteMode, Step
+from edgeagent.types import Delta, FinishReason, Queued, RouteMode, Step, unrun
 
 
 @dataclass(frozen=True, slots=True)

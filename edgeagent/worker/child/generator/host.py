@@ -521,7 +521,6 @@ class Host:
             model,
             NgramDrafter() if has_ngrams else None,
             max_tokens=config.draft_tokens,
-            max_forced=config.draft_tokens,
             # --flash-attention off promises the same answer every time.
             spares_repeatable=not is_asked and self.runner.is_blocking and config.flash_attention == "off",
         )

@@ -17,15 +17,7 @@ from edgeagent.engine.shift_check import CHECK_ID
 from edgeagent.engine.verification import Output
 from edgeagent.errors import EdgeAgentError, NotSupported
 from edgeagent.process_settings import give_back_freed_memory
-from edgeagent.types import (
-    Embed,
-    Embedding,
-    PurgeCache,
-    QueryAnswer,
-    Rerank,
-    Tier,
-    WorkerStatus,
-)
+from edgeagent.types import TIER_RANKS, Embed, Embedding, PurgeCache, QueryAnswer, Rerank, WorkerStatus
 from edgeagent.worker.child.frame_writer import Frames, Outlet, wait_until_written
 from edgeagent.worker.child.generator.answers import Answers, News, RunningRequest
 from edgeagent.worker.child.generator.host import Host
@@ -97,9 +89,6 @@ class Embeddings(TextJobs):
         embedding = Embedding(truncated(vector, job.query.dimensions).astype("<f4").tobytes(), num_tokens)
         is_last = not self._end_turn(ask_id, job)
         self._frames.put(AnswerPart(ask_id, QueryAnswer(embeddings=(embedding,)), is_last=is_last))
-
-
-_RANK = {tier: rank for rank, tier in enumerate(Tier)}
 
 
 class PrepareQueue:
@@ -195,7 +184,7 @@ class PrepareQueue:
 
     def _position(self, index: int) -> tuple[int, int, int]:
         request = self._waiting[index].request
-        return _RANK[request.tier], self._served_at.get(request.cache.partition, 0), index
+        return TIER_RANKS[request.tier], self._served_at.get(request.cache.partition, 0), index
 
 
 class GeneratorLoop(JobLoop):

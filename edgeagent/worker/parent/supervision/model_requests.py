@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from edgeagent.errors import EdgeAgentError, InvalidRequest, from_code
 from edgeagent.types import (
+    TIER_RANKS,
     AnswerSoFar,
     Delta,
     Finished,
@@ -26,7 +27,6 @@ from edgeagent.types import (
     Interrupted,
     Started,
     Step,
-    Tier,
     Timings,
     TokenLogprob,
     Usage,
@@ -43,7 +43,6 @@ _MAX_FRUITLESS_CRASHES = 2
 # After more kills than this, a request is a suspect. A crash makes it one at once.
 _MAX_UNSUSPECTED_DEATHS = 2
 _IS_SENT = attrgetter("is_sent")
-_URGENCY = {tier: place for place, tier in enumerate(Tier)}
 # The most deltas that are held until a step's last part. Only an echoed prompt and log probabilities need the first
 # limit.
 _MAX_PARTS = 512
@@ -166,7 +165,7 @@ class ModelRequests:
         sendable = [live for live in unsent if not live.is_suspect]
         if not any(live.is_sent and live.is_suspect for live in self._live.values()):
             suspects = (live for live in unsent if live.is_suspect)
-            sendable[:0] = sorted(suspects, key=lambda live: _URGENCY[live.request.tier])[:1]
+            sendable[:0] = sorted(suspects, key=lambda live: TIER_RANKS[live.request.tier])[:1]
         return sendable
 
     @property
