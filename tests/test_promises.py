@@ -147,7 +147,7 @@ PROMISES = [
     ),
     (SECURITY, "Nothing leaves the machine unless its owner adds a remote", f"{ON_KIOSK}::test_nothing_leaves"),
     (SECURITY, "Each of these has a row in the ledger before anything is sent.", f"{ON_WAYS}::test_there_is_a_row"),
-    (WATCH, "Each batch has a row in", f"{ON_WAYS}::test_there_is_a_row"),
+    (WATCH, "Each batch of spans has a row in", f"{ON_WAYS}::test_there_is_a_row"),
     (SERVICE, "Stored responses and cached prompts are there again after the next start.", CACHED),
     (SERVICE, "live requests have `--drain-s` seconds to finish", "tests/robust/test_F19_drain.py::test_what_outlasts"),
     (SERVICE, "| 3 | the port is taken | no, choose another |", "tests/daemon/test_lifecycle.py::test_a_taken_port"),
