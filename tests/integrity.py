@@ -157,7 +157,7 @@ def _(tree: RadixTree) -> None:
 
 @check_integrity.register(Saver)
 def _(saver: Saver) -> None:
-    idle = set(saver._slots.idle_ids)
+    idle = set(saver._cells.idle_ids)
     known = [*saver._unsaved, *saver._unsavable, *saver._saved]
     assert sorted(known) == (sorted(idle) if saver._blocks.is_enabled else [])
 

@@ -42,9 +42,9 @@ _NUM_IDLE_SEQUENCES, _NUM_SCORED, _BYTES_A_LOGIT = 64, 32, 4
 _NUM_IDLE_STATES, _NUM_IDLE_STATES_WITHOUT_HOST = 3, 9
 # For each token of a batch a layer computes this many rows of its width, and this many of its feed-forward width.
 _NUM_WIDE, _NUM_FFN, _BYTES_A_NUMBER = 8, 3, 4
-# Memory reserved for blocks: one in _BLOCKS_SHARE bytes of the cells or one in _HOST_SHARE of the host cache, whichever
-# is less; see engine.cache.saver.
-_BLOCKS_SHARE, _HOST_SHARE, _MAX_HOST_BYTES = 4, 8, 2 << 30
+# Memory reserved for blocks: one in _BLOCKS_DIVISOR bytes of the cells or one in _HOST_DIVISOR of the host cache,
+# whichever is less; see engine.cache.saver.
+_BLOCKS_DIVISOR, _HOST_DIVISOR, _MAX_HOST_BYTES = 4, 8, 2 << 30
 # Memory that stays free for everything else on the machine.
 _MARGIN_SHARE, _MAX_MARGIN_BYTES = 0.05, 1 << 30
 
@@ -147,7 +147,7 @@ def blocks_bytes(shape: FileShape, config: EngineConfig, num_cells: int) -> int:
         return 0
     host = _MAX_HOST_BYTES if config.cache_memory_bytes < 0 else config.cache_memory_bytes
     cells = sum(layer_kv_bytes(layer, config, num_cells) for layer in shape.layers)
-    return min(cells // _BLOCKS_SHARE, host // _HOST_SHARE)
+    return min(cells // _BLOCKS_DIVISOR, host // _HOST_DIVISOR)
 
 
 def repacked_bytes(shape: FileShape, machine: str | None = None) -> int:

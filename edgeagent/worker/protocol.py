@@ -170,9 +170,9 @@ FULL_POWER = Power()
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Ask for a Pong. The worker's reader thread answers, even in the middle of a long step.
+    """Ask for a Pong, and say what holds from now on. The worker's reader thread answers, even in the middle of a step.
 
-    `disk` is the model's share of the disk cache from now on; None if it does not change. `power` holds from now on.
+    `disk` is the model's share of the disk cache; None if it does not change.
     """
 
     nonce: int

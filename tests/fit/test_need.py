@@ -76,7 +76,10 @@ def test_memory_ready_for_blocks_is_a_part_of_the_cells_and_of_what_the_host_may
 
 def test_what_the_engine_makes_room_for_is_what_is_counted() -> None:
     assert context._NUM_IDLE_SEQUENCES[MemoryKind.FULL_ATTENTION] == need_module._NUM_IDLE_SEQUENCES
-    assert (saver._READY_CELLS, saver._READY_SHARE) == (need_module._BLOCKS_SHARE, need_module._HOST_SHARE)
+    assert (saver._READY_CELLS_DIVISOR, saver._READY_DIVISOR) == (
+        need_module._BLOCKS_DIVISOR,
+        need_module._HOST_DIVISOR,
+    )
     counted = need_module._NUM_IDLE_STATES, need_module._NUM_IDLE_STATES_WITHOUT_HOST
     made = context._NUM_IDLE_STATES, context._NUM_IDLE_STATES_WITHOUT_HOST
     assert counted == tuple(number + 1 for number in made), "one is spare"

@@ -6,8 +6,8 @@ out on the engine's thread between two steps, a block at a time. Its cells are f
 The rule for when: in idle time, everything. Beside requests, read-outs take 1 % of the steps' time, and as much time as
 idle prefixes have cost the steps: plain attention multiplies each token with all cells in use. This is the ski rental
 problem. There are two choices: read a prefix out at once, or leave it in the cells for good. The lost time and the
-read-outs together take at most twice as long as the better choice. Read-outs follow one step in 25, so few gaps between
-tokens become longer, or a step that takes 100 times as long as the read-out. While a client waits for a first token,
+read-outs together take at most twice as long as the better choice. They follow every 25th step, so few gaps between
+tokens become longer; and a step that takes 100 times as long as the read-out. While a client waits for a first token,
 they may follow each step, but only the lost time is spent.
 """
 
@@ -33,10 +33,10 @@ _NUM_STEPS_BETWEEN = 25  # so that at most one gap in 25 is longer, which does n
 _LEAST_S = 0.0001  # a smaller loss is no reason to pause: it may be rounding
 _IDLE_BUDGET_S = 0.003  # per call of `run_when_idle`; then commands are read
 # Checkpoints of one full context take at most 1/8 of the limit of host memory.
-_CHECKPOINT_SHARE = 8
+_CHECKPOINT_DIVISOR = 8
 # Memory to keep ready for read-outs: enough for 1/4 of the cells, but at most 1/8 of the limit of host memory.
-_READY_CELLS = 4
-_READY_SHARE = 8
+_READY_CELLS_DIVISOR = 4
+_READY_DIVISOR = 8
 _LEAST_READY = 2  # blocks, also if host memory is full or no block keeps its buffer
 
 
@@ -98,7 +98,7 @@ class Saver:
         costs: CostModel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._slots = slots
+        self._cells = slots
         self._blocks = blocks
         self._costs = costs
         self._runner = runner
@@ -145,7 +145,7 @@ class Saver:
     def end(self, seq_id: int, priority: CachePriority) -> None:
         """Note that a sequence was just released. If it is idle now, read its prefix out later if blocks are kept."""
         self._growing.pop(seq_id, None)
-        if not self._slots.is_idle(seq_id):
+        if not self._cells.is_idle(seq_id):
             self._chains.pop(seq_id, None)
         elif self._blocks.is_enabled:
             self._unsaved[seq_id] = priority
@@ -239,7 +239,7 @@ class Saver:
 
     def _idle_cells_s(self, num_tokens: int, idle: Iterable[int]) -> float:
         """Return the expected seconds that idle prefixes add to the computation of tokens; 0 if never measured."""
-        num_idle = sum(map(self._slots.num_unshared, idle))
+        num_idle = sum(map(self._cells.num_unshared, idle))
         return self._costs.idle_cells_s(num_tokens, num_idle) if num_idle else 0.0
 
     def save_one(self) -> None:
@@ -271,7 +271,9 @@ class Saver:
         if self._has_state or not self._cell_bytes:
             return False
         host = self._blocks.stats()
-        ready = min(host.max_bytes // _READY_SHARE, int(self._runner.num_cells * self._read_bytes) // _READY_CELLS)
+        ready = min(
+            host.max_bytes // _READY_DIVISOR, int(self._runner.num_cells * self._read_bytes) // _READY_CELLS_DIVISOR
+        )
         block_bytes = int(self._read_bytes * self._blocks.block_tokens)
         # If host memory is full, each block that it drops leaves its buffer for the next block. A copy does so at once.
         least = min(ready, _LEAST_READY * block_bytes)
@@ -321,7 +323,7 @@ class Saver:
 
         The states of a full context then take at most an eighth of the limit of host memory.
         """
-        budget = max(1, self._blocks.stats().max_bytes // _CHECKPOINT_SHARE)
+        budget = max(1, self._blocks.stats().max_bytes // _CHECKPOINT_DIVISOR)
         num_blocks = -(-self._runner.num_cells // MAX_BLOCK_TOKENS)
         return MAX_BLOCK_TOKENS * max(1, -(-self._state_bytes * num_blocks // budget))
 
@@ -331,8 +333,8 @@ class Saver:
 
     def forget_partition(self, root: BlockKey | None) -> None:
         """Free the cells of a partition's idle sequences (None: of all partitions) without saving them."""
-        for seq_id in self._slots.idle_ids:
-            if root in (None, self._slots.root(seq_id)):
+        for seq_id in self._cells.idle_ids:
+            if root in (None, self._cells.root(seq_id)):
                 self._drop(seq_id)
 
     def save_evicted(self, seq_id: int) -> None:
@@ -352,12 +354,12 @@ class Saver:
 
     def _unread_bytes(self, seq_id: int) -> float:
         """Return the estimated bytes of an idle sequence that are not in blocks."""
-        return self._state_bytes + self._cell_bytes * (self._slots.length(seq_id) - self._chain_end(seq_id))
+        return self._state_bytes + self._cell_bytes * (self._cells.length(seq_id) - self._chain_end(seq_id))
 
     def _chain_end(self, seq_id: int) -> int:
         """Return how many of a sequence's tokens were in blocks when it was last checked."""
         chain = self._chains.get(seq_id)
-        return 0 if chain is None else min(chain.end, self._slots.length(seq_id))
+        return 0 if chain is None else min(chain.end, self._cells.length(seq_id))
 
     def _save_all(self, seq_id: int, priority: CachePriority) -> _Saved:
         while (outcome := self._save_next(seq_id, priority, allow_partial=True)) is _Saved.MORE:
@@ -366,7 +368,7 @@ class Saver:
 
     def _drop(self, seq_id: int) -> None:
         self._forget(seq_id)
-        self._slots.drop(seq_id)
+        self._cells.drop(seq_id)
 
     def _forget(self, seq_id: int) -> None:
         self._chains.pop(seq_id, None)
@@ -387,11 +389,11 @@ class Saver:
             return _Saved.UNSAVABLE
         if self._blocks.needs_writes:
             return _Saved.LATER
-        own = self._slots.tokens(seq_id, chain.end, end)
+        own = self._cells.tokens(seq_id, chain.end, end)
         started_s = self._clock()
         try:
             payload = self._runner.save(seq_id, chain.end, end)
-            block = self._blocks.make(self._slots.root(seq_id), chain.key, chain.end, own, payload)
+            block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
         except (InternalError, MemoryError):
             return _Saved.UNSAVABLE  # answers do not need the block
         self._state_bytes = self._runner.state_bytes(seq_id)
@@ -412,7 +414,7 @@ class Saver:
 
         Only blocks added since the last call are looked up, so a long context costs no more than a short one.
         """
-        chain, length = self._chains.setdefault(seq_id, Chain()), self._slots.length(seq_id)
+        chain, length = self._chains.setdefault(seq_id, Chain()), self._cells.length(seq_id)
         while chain.key is not None and not self._blocks.is_held(chain.key):
             chain.pop()
         while length - chain.end >= MIN_PART:
@@ -423,24 +425,24 @@ class Saver:
         return chain
 
     def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> NextBlocks:
-        size, root = self._blocks.block_tokens, self._slots.root(seq_id)
+        size, root = self._blocks.block_tokens, self._cells.root(seq_id)
         end, usual_end = chain.end + size, priority.instructions_end(size)
         full_end = self._full_end(seq_id, chain.end, priority)
         if full_end not in (end, usual_end):
             end = usual_end = full_end
-        own = self._slots.tokens(seq_id, chain.end, min(length, end))
+        own = self._cells.tokens(seq_id, chain.end, min(length, end))
         return self._blocks.continuation(root, chain.key, chain.end, own, usual_end)
 
     def _full_end(self, seq_id: int, start: int, priority: CachePriority) -> int:
         """Return where the full block from `start` on ends: before or behind an image whose cells are one."""
-        end, length = priority.block_end(start, self._blocks.block_tokens), self._slots.length(seq_id)
-        if end >= length or not is_within_one(self._slots.tokens(seq_id, end, end + 1)[0]):
+        end, length = priority.block_end(start, self._blocks.block_tokens), self._cells.length(seq_id)
+        if end >= length or not is_within_one(self._cells.tokens(seq_id, end, end + 1)[0]):
             return end
-        return start + end_beside_one(self._slots.tokens(seq_id, start), end - start, MIN_PART)
+        return start + end_beside_one(self._cells.tokens(seq_id, start), end - start, MIN_PART)
 
     def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, allow_partial: bool) -> int | None:
         """Return where a sequence's next block ends; None if it is still too short, or if all tokens are in blocks."""
-        length = self._slots.length(seq_id)
+        length = self._cells.length(seq_id)
         if self._has_state:
             return length if length >= MIN_PART and chain.end < length else None
         full_end = self._full_end(seq_id, chain.end, priority)
@@ -473,7 +475,7 @@ class Saver:
         """
         if priority.importance is Importance.VOLATILE:
             return
-        length = self._slots.length(seq_id)
+        length = self._cells.length(seq_id)
         for end, key in chain.until(length):
             self._blocks.raise_importance((key,), priority.at(end))
         if not self._has_state and length - chain.end >= MIN_PART:
@@ -488,8 +490,8 @@ class Saver:
         the new block's cells take more bytes than its state. Each block of a chain has a state, and a restore reads
         them all, so a chain of short blocks would be slow.
         """
-        length = self._slots.length(seq_id)
-        references = self._blocks.find(self._blocks.walk(self._slots.root(seq_id), self._slots.tokens(seq_id)))
+        length = self._cells.length(seq_id)
+        references = self._blocks.find(self._blocks.walk(self._cells.root(seq_id), self._cells.tokens(seq_id)))
         if not references or references[-1].end < length:
             while references and (length - references[-1].end) * self._cell_bytes <= self._state_bytes:
                 references.pop()
