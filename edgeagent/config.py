@@ -158,7 +158,7 @@ UNQUANTIZED_KV_TYPES = ("auto", "f32", "f16", "bf16")
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 MAX_THREADS = 512
-MAX_DRAFT_TOKENS = 32
+MAX_DRAFT_TOKENS = 32  # by estimate
 DEFAULT_STATE_DIR = Path(platformdirs.user_state_dir("edgeagent", appauthor=False))
 NOT_AN_OPTION = "not an option"
 """Marks a field that the program sets itself: no flag, no variable and no file can set it."""

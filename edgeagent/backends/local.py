@@ -42,6 +42,8 @@ from edgeagent.worker.parent.pool.pool_model import PoolModel
 # most _MOST_DOUBLINGS times. Otherwise a machine that was slow once would get no request that could show its speed.
 _DOUBT_S = 30.0
 _MOST_DOUBLINGS = 5.0
+# By estimate: how long a request takes before one was measured, the weight of the latest one in the average, and the
+# longest retry-after.
 _FIRST_GUESS_S = 2.0
 _SMOOTHING = 0.2
 _MAX_RETRY_AFTER_S = 60.0

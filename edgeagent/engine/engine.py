@@ -45,7 +45,7 @@ from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import InternalError
 from edgeagent.types import CacheStatus, FinishReason, MemoryKind, WorkerStatus
 
-# Shares of the inter-token-latency budget, for one sequence's restore and for read-outs between two steps.
+# Shares of the inter-token-latency budget, for one sequence's restore and for read-outs between two steps, by estimate.
 _BUDGET_SHARE_TO_RESTORE, _BUDGET_SHARE_TO_READ_OUT = 0.1, 0.1
 _WAIT_FOR_DISK_S = 0.05  # until the disk has probably written the queued blocks
 _NUM_ENCODED_AHEAD = 2  # chunks of media: while a step computes one, the next one is encoded

@@ -111,7 +111,7 @@ def kept_here(error: EdgeAgentError, request: GenerateRequest, why: str) -> Edge
 WORKER_LOST = "worker_lost"
 _FAILED = "failed"
 # A backend that failed is not tried again. But an answer can move from a lost worker to a remote, and then to the
-# next worker.
+# next worker. The limit is by estimate.
 _MAX_ATTEMPTS = 12
 
 

@@ -36,7 +36,7 @@ MIN_BLOCK_TOKENS = 32
 """The fewest tokens that `choose_block_tokens` returns; a power of two."""
 MAX_BLOCK_TOKENS = 256
 """The most tokens that `choose_block_tokens` returns; a power of two."""
-BLOCK_BYTES = 4 << 20  # limit of a full block that has more than MIN_BLOCK_TOKENS tokens
+BLOCK_BYTES = 4 << 20  # limit of a full block that has more than MIN_BLOCK_TOKENS tokens; docs/decisions.md, 6
 MIN_PART = 16
 """The fewest tokens of a block without a recurrent state.
 

@@ -22,9 +22,9 @@ MIN_STREAM_RATE_SHARE = 0.8
 # A step with drafts may take this many times as long as one without, even if that exceeds the streams' budget. On a
 # machine whose plain steps take longer than the budget, drafts are worth most.
 _MAX_STRETCH = 3.0
-# Tokens with a smaller chance are not considered.
+# Tokens with a smaller chance are not considered. By estimate: they cannot repay their time.
 _MIN_CHANCE = 0.02
-# The most draft tokens of a step.
+# The most draft tokens of a step, by estimate. `allocate` takes longer with more.
 MAX_DRAFTED = 64
 
 

@@ -48,7 +48,7 @@ from edgeagent.engine.cache.disk.folder_state import FolderState
 from edgeagent.types import CacheStatus
 
 _TICK_S = 1.0
-_PARTIAL_DELAY_S = 5.0
+_PARTIAL_DELAY_S = 5.0  # by estimate: the next turn of a conversation, which replaces the block, may take that long
 # The rest after a write while few bytes are pending, as a multiple of the write's CPU time. The thread then takes 1 %
 # of a busy CPU.
 _REST_FOR_WORK = 100.0

@@ -26,10 +26,11 @@ from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.child.job_loop import JobLoop, TextJob, TextJobs
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Stop, Submit, failed_message
 
-_SHARE = 0.2  # the share of time that embedding gets while something is generated
+_SHARE = 0.2  # the share of time that embedding gets while something is generated, by estimate
 # How long a step may be delayed, on a CPU, for the delivery of a first token: if the daemon does not read, no longer.
 _FIRST_TOKEN_S = 0.002
-_BUDGET_SHARE = 0.3  # of the inter-token-latency budget: the limit for one chunk while something is generated
+# Of the inter-token-latency budget: the limit for one chunk while something is generated, by estimate.
+_BUDGET_SHARE = 0.3
 
 
 class Embedder(Protocol):
