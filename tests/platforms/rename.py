@@ -47,9 +47,12 @@ class _Loader(importlib.machinery.SourceFileLoader):
         super().__init__(loader.name, loader.path)
         self._constants = constants
 
-    def get_code(self, fullname: str) -> types.CodeType:
-        """Compile from the source, since cached bytecode holds this machine's names."""
-        tree = ast.parse(self.get_data(self.path), self.path)
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        """Compile a module that asks for the platform from its source: cached bytecode asks this machine."""
+        source = self.get_data(self.path)
+        if not any(f"{owner}.{name}".encode() in source for owner, name in self._constants):
+            return super().get_code(fullname)
+        tree = ast.parse(source, self.path)
         tree = ast.fix_missing_locations(_Constants(self._constants).visit(tree))
         return compile(tree, self.path, "exec", dont_inherit=True)
 
