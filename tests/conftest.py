@@ -32,6 +32,7 @@ ROOM = pytest.StashKey[Room]()
 SLOW_FOLDERS = tuple(
     f"tests/{name}/" for name in ("integration", "platforms", "doctor", "packaging", "robust", "worker")
 )
+LONGEST_FILE = "tests/test_types.py"
 # A CA whose key was discarded. Reading the 140 CAs of a system takes 20 ms for each client and each daemon.
 NOBODY = Path(__file__).parent / "nobody.pem"
 # Keep compiled modules, even where the environment says not to: the tests start hundreds of Python processes, and
@@ -81,7 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Select what runs, and in which order.
 
     The tests that run alone come first, since all processes wait for one: later, for the longest test in progress. The
-    files that take long come before the others: at the end they would keep one process busy alone.
+    check of types, which takes longest, and the files that take long come before the others: at the end they would keep
+    one process busy alone.
     """
     rotation.pytest_collection_modifyitems(items)
     first = {item.path for item in items if _is_alone(item) and item.get_closest_marker("slow") is None}
@@ -89,7 +91,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> tuple[int, str, bool]:
         if item.path in first:
             return 0, item.nodeid.partition("::")[0], not _is_alone(item)
-        return (1 if item.nodeid.startswith(SLOW_FOLDERS) else 2), "", False
+        if item.nodeid.startswith(LONGEST_FILE):
+            return 1, "", False
+        return (2 if item.nodeid.startswith(SLOW_FOLDERS) else 3), "", False
 
     items.sort(key=place)
 
