@@ -67,7 +67,7 @@ async def test_they_are_models_to_openais_client(daemon: Daemon) -> None:
         assert models == models | {"builtin": None, "builtin+one": "builtin", "builtin+two": "builtin"}
         assert (await client.models.retrieve("builtin+one")).id == "builtin+one"
         with pytest.raises(openai.NotFoundError, match="builtin has these adapters: one, two, fatal, short, gone"):
-            await client.chat.completions.create(**body("builtin+three"))  # type: ignore[call-overload]
+            await client.chat.completions.create(**body("builtin+three"))
 
 
 async def test_one_whose_file_is_fatal_damaged_or_gone_is_refused_alone(daemon: Daemon) -> None:

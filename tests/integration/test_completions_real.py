@@ -239,7 +239,7 @@ class TestCompletions:
         best = await client.completions.create(
             model="tiny", prompt=PROMPT, n=2, best_of=4, max_tokens=12, seed=1, logprobs=0
         )
-        likelihoods = [fmean(choice.logprobs.token_logprobs) for choice in best.choices]  # type: ignore[union-attr, arg-type]
+        likelihoods = [fmean(choice.logprobs.token_logprobs) for choice in best.choices]
         assert len(likelihoods) == 2
         assert likelihoods == sorted(likelihoods, reverse=True)
         assert best.usage is not None

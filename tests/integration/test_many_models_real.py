@@ -60,12 +60,12 @@ async def test_ollamas_client_switches_loads_and_unloads(shelf: Daemon) -> None:
 async def test_openais_client_switches_models(shelf: Daemon) -> None:
     async with openai.AsyncOpenAI(base_url=f"{shelf.url}/v1", api_key="none") as client:
         for model in ("two", "builtin", "default"):
-            chat = await client.chat.completions.create(model=model, messages=HI, max_tokens=2)  # type: ignore[arg-type]
+            chat = await client.chat.completions.create(model=model, messages=HI, max_tokens=2)
             assert chat.choices[0].message.content is not None
             response = await client.responses.create(model=model, input="Hello!", max_output_tokens=16)
             assert response.output_text
         with pytest.raises(openai.NotFoundError, match="'tow' not found"):
-            await client.chat.completions.create(model="tow", messages=HI)  # type: ignore[arg-type]
+            await client.chat.completions.create(model="tow", messages=HI)
 
 
 async def test_one_socket_switches_models_and_a_conversation_goes_on_with_another(shelf: Daemon) -> None:

@@ -55,7 +55,7 @@ class Talk:
 
     async def say(self, text: str) -> str:
         """Add a user's message, and return its id."""
-        await self.connection.conversation.item.create(item=message(text))  # type: ignore[arg-type]
+        await self.connection.conversation.item.create(item=message(text))
         return str((await self.until("conversation.item.done")).item.id)
 
     async def done(self) -> RealtimeResponse:
@@ -187,7 +187,7 @@ async def test_responses_outside_of_the_conversation_run_beside_it(talk: Talk) -
 async def test_items_are_inserted_and_deleted(talk: Talk) -> None:
     last = await talk.say("What did I say first?")
     for text in ("b", "a"):
-        await talk.connection.conversation.item.create(item=message(text, id=text), previous_item_id="root")  # type: ignore[arg-type]
+        await talk.connection.conversation.item.create(item=message(text, id=text), previous_item_id="root")
         added = await talk.until("conversation.item.added")
         assert added.previous_item_id is None
         await talk.until("conversation.item.done")
@@ -232,7 +232,7 @@ async def test_the_prompt_and_the_answer_are_computed_ahead(daemon: Daemon) -> N
             response = await talk.done()
         usage = present(response.usage)
         num_cached = max(num_cached, present(present(usage.input_token_details).cached_tokens))
-        num_ahead = present(response.to_dict()["edgeagent"]).get("ahead_tokens", 0)  # type: ignore[attr-defined]
+        num_ahead = present(response.to_dict()["edgeagent"]).get("ahead_tokens", 0)
         if num_cached > 64 and num_ahead:
             return
     raise AssertionError(f"{num_cached} tokens were cached and {num_ahead} came ahead")

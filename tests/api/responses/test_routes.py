@@ -211,11 +211,11 @@ async def test_stream_is_true_or_false(address: str, stream: object) -> None:
 async def test_truncation(client: AsyncOpenAI, backend: FakeBackend) -> None:
     backend.script = lambda _: (Started(8, 4, num_dropped_items=3), TextDelta("yes"), finished())
     for truncation, truncates in (("auto", True), ("disabled", False), (None, False)):
-        made = await client.responses.create(model="fake", input="one", truncation=truncation)  # type: ignore[arg-type]
+        made = await client.responses.create(model="fake", input="one", truncation=truncation)
         assert made.truncation == (truncation or "disabled")
         prompt = backend.requests[-1].prompt
         assert isinstance(prompt, ChatPrompt) and prompt.truncate is truncates
-        assert made.to_dict()["edgeagent"]["dropped_items"] == 3  # type: ignore[index]
+        assert made.to_dict()["edgeagent"]["dropped_items"] == 3
     with pytest.raises(BadRequestError) as caught:
-        await client.responses.create(model="fake", input="one", truncation="some")  # type: ignore[call-overload]
+        await client.responses.create(model="fake", input="one", truncation="some")
     assert caught.value.param == "truncation"
