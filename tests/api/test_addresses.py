@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from anthropic import AsyncAnthropic
-from anthropic import BadRequestError as AnthropicError
 from openai import AsyncOpenAI, BadRequestError
 
 from edgeagent.config import Config, ServerConfig
@@ -67,6 +65,8 @@ def shown(url: str) -> Any:
 
 
 async def test_every_wire_fetches_it(daemon: Running, site: Site, tmp_path: Path) -> None:
+    from anthropic import AsyncAnthropic
+
     url = f"http://{site.host}/red.png"
     async with openai(daemon) as client:
         await client.chat.completions.create(model="fake", messages=[chat(url)])
@@ -160,6 +160,9 @@ async def test_an_earlier_image_that_is_gone_becomes_a_note(daemon: Running, sit
 
 
 async def test_without_hosts_nothing_is_fetched(site: Site) -> None:
+    from anthropic import AsyncAnthropic
+    from anthropic import BadRequestError as AnthropicError
+
     url = f"http://{site.host}/red.png"
     async with running(FakeBackend()) as daemon:
         async with openai(daemon) as client:

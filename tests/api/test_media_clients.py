@@ -7,7 +7,6 @@ from typing import Any
 
 import ollama
 import pytest
-from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from edgeagent.types import ChatPrompt, MediaPlace, Message
@@ -50,6 +49,8 @@ async def test_an_image_of_10_mib(client: AsyncOpenAI, backend: Answering) -> No
 
 
 async def test_anthropics(daemon: Running, backend: Answering) -> None:
+    from anthropic import AsyncAnthropic
+
     source: Any = {"type": "base64", "media_type": "image/png", "data": b64(RED)}
     content: Any = [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]
     async with AsyncAnthropic(base_url=daemon.url, api_key="unused", max_retries=0) as anthropic:

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import ollama
 import pytest
-from anthropic import Anthropic
 from openai import BadRequestError, OpenAI
 
 from edgeagent.types import MemoryKind
@@ -63,6 +62,8 @@ def chat(photo: bytes | None = PHOTO) -> list[Any]:
 
 def test_all_wires_show_the_same_image(daemon: Daemon, openai: OpenAI) -> None:
     """The answer is the same on all, and another one without the image."""
+    from anthropic import Anthropic
+
     greedy: Any = {"model": MODEL, "temperature": 0}
     said = openai.chat.completions.create(**greedy, max_tokens=16, messages=chat())
     expected = said.choices[0].message.content
@@ -117,6 +118,8 @@ def look(photo: bytes | None) -> list[Any]:
 
 
 def test_what_a_tool_shows_is_seen_and_counted(daemon: Daemon, openai: OpenAI) -> None:
+    from anthropic import Anthropic
+
     tools: Any = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
     answers, counts = list[Any](), list[int]()
     with Anthropic(base_url=daemon.url, api_key="unused", max_retries=0) as anthropic:
