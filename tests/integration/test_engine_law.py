@@ -141,6 +141,19 @@ SHAPES_AND_CELLS = [
     for label, config in (("f32", CONFIG), ("f16", F16), ("q8_0", Q8), ("plain", PLAIN))
 ]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow(seconds=0.7)) for seed in range(1, 10))]
+# With the host's memory, where more can happen, each kind is tried every day. Without it, one with cells alone and one
+# with states too; the others rotate.
+WITHOUT_HOST = ((MemoryKind.FULL_ATTENTION, CONFIG), (MemoryKind.HYBRID, WIDE))
+LIVES = [
+    pytest.param(
+        each.values[0],
+        host_bytes,
+        id=f"{host_bytes}-{each.id}",
+        marks=[] if host_bytes or each.values[0] in WITHOUT_HOST else [pytest.mark.slow(seconds=1.5)],
+    )
+    for host_bytes in (0, 400_000)
+    for each in EXACT
+]
 
 
 @pytest.fixture(params=[*EXACT, *ROUNDED])
@@ -238,9 +251,8 @@ def floor_of(config: EngineConfig) -> float:
     return FLOOR if config.kv_type_k != "f32" else EXACT_FLOOR
 
 
-@pytest.mark.parametrize("setup", EXACT, indirect=True)
+@pytest.mark.parametrize(("setup", "host_bytes"), LIVES, indirect=["setup"])
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("host_bytes", [0, 400_000])
 def test_random_schedules(setup: Setup, seed: int, host_bytes: int) -> None:
     check_one_life(setup, seed, host_bytes)
 
