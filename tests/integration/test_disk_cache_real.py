@@ -242,15 +242,14 @@ def is_same(answer: Answer, expected: Answer) -> bool:
     return len(answer) == len(expected)
 
 
-def _survive(tmp_path: Path, num_kills: int) -> None:
+def _survive(reference: Daemon, tmp_path: Path, num_kills: int) -> None:
     """Kill a daemon at random times under load, and damage a file sometimes: no answer ever changes."""
     state_dir, chance = tmp_path / "state", random.Random(3)
     questions = [f"What is in room {number}, and who {'painted ' * number}it?" for number in range(6)]
     flags = ("builtin", "--batch", "32")
-    with serving(tmp_path / "reference", *flags) as daemon:
-        started_s = time.monotonic()
-        expected = {question: ask_closely(daemon, question, cache_prompt=False)[0] for question in questions}
-        ask_s = (time.monotonic() - started_s) / len(questions)
+    started_s = time.monotonic()
+    expected = {question: ask_closely(reference, question, cache_prompt=False)[0] for question in questions}
+    ask_s = (time.monotonic() - started_s) / len(questions)
     for _ in range(num_kills):
         daemon = start_daemon(state_dir, *flags)
         killer = threading.Timer(chance.uniform(0.0, ask_s), daemon.process.kill)
@@ -288,5 +287,7 @@ def _spoil(path: Path, chance: random.Random) -> None:
         pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
     ],
 )
-def test_killed_at_random_moments_it_never_serves_what_is_not_valid(tmp_path: Path, num_kills: int) -> None:
-    _survive(tmp_path, num_kills)
+def test_killed_at_random_moments_it_never_serves_what_is_not_valid(
+    daemon: Daemon, tmp_path: Path, num_kills: int
+) -> None:
+    _survive(daemon, tmp_path, num_kills)
