@@ -152,7 +152,11 @@ class Encoder(threading.Thread):
             if isinstance(asked, partial):
                 asked()
             else:
-                self._answer(*asked)
+                # On a thread that ends, with which OpenMP ends the others of its graph. While OpenMP has more threads
+                # than there are cores, those of a step sleep at each of its hundreds of barriers, and do not spin.
+                once = threading.Thread(target=self._answer, args=asked, name="encoding", daemon=True)
+                once.start()
+                once.join()
             self.num_steps += 1
         self._close_all()
 

@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -14,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 import numpy as np
+import psutil
 import pytest
 from msgspec import structs
 from PIL import Image
@@ -280,6 +282,18 @@ def test_an_image_is_encoded_once(asker: Callable[..., Asker]) -> None:
     for text in ("What is this?", "And this?", "And now?"):
         own.ask(question(text, fresh))
     assert own.host.media.encoder.num_encoded == num_before + 1
+
+
+def test_no_thread_of_an_encoding_stays(asker: Callable[..., Asker]) -> None:
+    """If there are more of OpenMP's threads than cores, those of a step sleep at its barriers."""
+    own, process = asker("gemma3", threads=2), psutil.Process()
+    own.ask(ChatPrompt((Message("user", "Count."),)))
+    num_threads = process.num_threads()
+    own.ask(question("What is it?", own.media[0]))
+    deadline_s = time.monotonic() + patient(5)
+    while process.num_threads() > num_threads and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert process.num_threads() == num_threads
 
 
 @pytest.mark.parametrize("name", WITH_DIMENSIONS)
