@@ -178,11 +178,12 @@ def test_files_that_others_could_have_read_widen_nothing(daemon: Process, name: 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
-@pytest.mark.parametrize("name", [TOKEN_FILE, CLIENTS_FILE])
-def test_a_daemon_does_not_start_with_such_files(tmp_path: Path, name: str) -> None:
+def test_a_daemon_does_not_start_with_such_files(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     with serving(state_dir) as daemon:
         add_client(daemon.state_dir, "kiosk", [Scope.INFER])
-    (state_dir / name).chmod(0o640)
-    with pytest.raises(AssertionError, match="chmod 600"), serving(state_dir):
-        pass
+    for name in (TOKEN_FILE, CLIENTS_FILE):
+        (state_dir / name).chmod(0o640)
+        with pytest.raises(AssertionError, match=f"{name} .*chmod 600"), serving(state_dir):
+            pass
+        (state_dir / name).chmod(0o600)
