@@ -73,31 +73,47 @@ class Pair(Machine):
         return answer, num_cached, self.num_computed - before
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    make_tiny_model(tmp_path / "tiny.gguf", MemoryKind.FULL_ATTENTION, num_heads=2)
-    make_tiny_model(tmp_path / "draft.gguf", MemoryKind.FULL_ATTENTION, num_heads=2, num_layers=1)
-    return tmp_path
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and its draft."""
+    made = tmp_path_factory.mktemp("models")
+    make_tiny_model(made / "tiny.gguf", MemoryKind.FULL_ATTENTION, num_heads=2)
+    make_tiny_model(made / "draft.gguf", MemoryKind.FULL_ATTENTION, num_heads=2, num_layers=1)
+    return made
 
 
-@pytest.fixture
-def expected(folder: Path) -> dict[str, list[int]]:
+@pytest.fixture(scope="module")
+def expected(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
     """The answers without a draft."""
-    machine = Machine(folder / "tiny.gguf", folder / "reference", CONFIG)
+    machine = Machine(models / "tiny.gguf", tmp_path_factory.mktemp("reference") / "cache", CONFIG)
     answers = {prompt: machine.ask(prompt, CachePolicy(read=False, write=False))[0] for prompt in (PROMPT, NEXT)}
     machine.close()
     return answers
 
 
-@pytest.fixture
-def kept(folder: Path, expected: dict[str, list[int]]) -> Path:
-    """A folder with the blocks of a first run, which began with an empty folder."""
+@pytest.fixture(scope="module")
+def first_run(models: Path, expected: dict[str, list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models, and the blocks of a first run, which began with an empty folder. Tests take copies."""
+    folder = tmp_path_factory.mktemp("first")
+    shutil.copytree(models, folder, dirs_exist_ok=True)
     pair = Pair(folder)
     answer, num_cached, num_drafted = pair.ask_drafted(PROMPT)
     assert (answer, num_cached) == (expected[PROMPT], 0)
     assert num_drafted > 300, "all of the prompt"
     pair.close()
     return folder
+
+
+@pytest.fixture
+def folder(models: Path, tmp_path: Path) -> Path:
+    """The models alone. A copy has the times of its files, by which a block knows its model."""
+    return Path(shutil.copytree(models, tmp_path, dirs_exist_ok=True))
+
+
+@pytest.fixture
+def kept(first_run: Path, tmp_path: Path) -> Path:
+    """A folder with the blocks of a first run."""
+    return Path(shutil.copytree(first_run, tmp_path, dirs_exist_ok=True))
 
 
 def test_after_a_restart_the_draft_computes_hardly_any_of_the_prompt(
