@@ -46,7 +46,9 @@ BOUNDS = (0.005, 0.01, 0.03)
 _FIRST_TUNED, _FIRST_FRESH = 0, 100  # seeds
 _BOUND_OF_CONSTANTS = 0.01
 _MAX_ANSWER_TOKENS = 40
-_AT_ONCE = 4
+_STOPS = {"builtin": [], "smollm2": [".", "\n"]}  # SmolLM2 goes on after its answer; its first sentence is compared
+_AT_ONCE = 16
+_SAVED_EVERY = 64
 _LENGTH = 2000
 _NUM_VECTORS = 100_000
 _NUM_SEARCHES = 300
@@ -108,7 +110,7 @@ def adverse(domains: Sequence[str], seed: int) -> dict[str, list[Asked]]:
 def answered_by(model: str, asked: Mapping[str, Sequence[str]], file: Path | None) -> dict[tuple[str, str], str]:
     """Return a model's answer to each text of each domain, without those that it did not end by itself.
 
-    Those that `file` has are not asked for again.
+    Those that `file` has are not asked for again. It is written after every few answers.
     """
     known: dict[str, dict[str, str]] = json.loads(file.read_text()) if file is not None and file.exists() else {}
     missing = [(domain, text) for domain, texts in asked.items() for text in texts if text not in known.get(domain, {})]
@@ -116,23 +118,24 @@ def answered_by(model: str, asked: Mapping[str, Sequence[str]], file: Path | Non
         print(f"{model} answers {len(missing)} questions", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             path = "builtin" if model == "builtin" else str(SMOLLM2)
-            flags = ("--threads", "2", "--parallel", str(_AT_ONCE), "--cache-disk-bytes", "0")
+            flags = ("--threads", "1", "--parallel", str(_AT_ONCE), "--cache-disk-bytes", "0")
             with serving(Path(folder) / "state", path, *flags) as daemon, ThreadPoolExecutor(_AT_ONCE) as threads:
                 url = f"{daemon.url}/v1/chat/completions"
-                answers = threads.map(lambda each: _answer(url, *each), missing)
-                for (domain, text), answer in zip(missing, answers, strict=True):
+                answers = threads.map(lambda each: _answer(url, each[0], each[1], _STOPS[model]), missing)
+                for number, ((domain, text), answer) in enumerate(zip(missing, answers, strict=True), 1):
                     known.setdefault(domain, {})[text] = answer
-        if file is not None:
-            file.write_text(json.dumps(known))
+                    if file is not None and (number % _SAVED_EVERY == 0 or number == len(missing)):
+                        file.write_text(json.dumps(known))
     return {(domain, text): known[domain][text] for domain, texts in asked.items() for text in texts}
 
 
-def _answer(url: str, domain: str, text: str) -> str:
+def _answer(url: str, domain: str, text: str, stops: list[str]) -> str:
     """Return a greedy answer; "" if it was cut."""
     body: dict[str, Any] = {
         "messages": [{"role": "system", "content": DOMAINS[domain].facts}, {"role": "user", "content": text}],
         "temperature": 0,
         "max_tokens": _MAX_ANSWER_TOKENS,
+        **({"stop": stops} if stops else {}),
     }
     choice = httpx.post(url, json=body, timeout=patient(120), trust_env=False).raise_for_status().json()["choices"][0]
     return str(choice["message"]["content"]) if choice["finish_reason"] == "stop" else ""
@@ -220,10 +223,12 @@ def measure_adverse(domains: Sequence[str], seeds: Sequence[int], file: Path | N
 
 def _variants() -> dict[str, list[tuple[ModuleType, str, object]]]:
     """Return other values of the constants that were chosen, by what is other."""
+    num_lapses = boundary._PRIOR.shape[1]
     return {
         "as they are": [],
-        "all spreads equally likely": [(boundary, "_SPREAD_PRIOR", np.ones(len(boundary.SPREADS)))],
-        "all entries alike": [(boundary, "SPREADS", boundary.SPREADS[:1]), (boundary, "_SPREAD_PRIOR", np.ones(1))],
+        "all lapses equally likely": [(boundary, "_PRIOR", boundary._SPREAD_PRIOR[:, None] * np.ones(num_lapses))],
+        "all spreads equally likely": [(boundary, "_PRIOR", boundary._PRIOR / boundary._SPREAD_PRIOR[:, None])],
+        "all entries alike": [(boundary, "SPREADS", boundary.SPREADS[:1]), (boundary, "_PRIOR", boundary._PRIOR[:1])],
         "compared from 0.5 on": [(memory, "MIN_SIMILARITY", 0.5)],
         "compared from 0.8 on": [(memory, "MIN_SIMILARITY", 0.8)],
         "8 observations of an entry": [(boundary, "MAX_OBSERVATIONS", 8)],

@@ -1,4 +1,4 @@
-"""Domains that nothing was tuned on: the desks of a library, of a doctors' practice, of a railway station and a hotel.
+"""Domains that nothing was tuned on: desks of a library, a doctors' practice, a railway station, a hotel, a town hall.
 
 They measure what the cache does with questions that its rules and its prior have not seen. So do not change a rule, a
 word list or the prior by looking at them; write further domains for that.
@@ -768,6 +768,197 @@ HOTEL = (
     ),
 )
 
+_CLERKS = ("Nina Vogel", "Nino Vogel", "Thomas Brandt")
+_PAPERS = ("passport", "identity card", "driving licence")
+_MOVES = ("from Elm Street to Oak Avenue", "from Oak Avenue to Elm Street")
+
+TOWN_HALL = (
+    intent(
+        "How do I apply for a {paper}?",
+        "I need a new {paper}.",
+        "What must I do to get a {paper}?",
+        "Where can I have a {paper} issued?",
+        paper=_PAPERS,
+    ),
+    intent(
+        "What does a {paper} cost?",
+        "How much do I pay for a {paper}?",
+        "How high is the fee for a {paper}?",
+        "Price for issuing a {paper}?",
+        paper=_PAPERS,
+    ),
+    intent(
+        "How long does it take until my {paper} is ready?",
+        "When can I collect my {paper}?",
+        "How many weeks do I wait for a {paper}?",
+        "Is my {paper} made quickly?",
+        paper=_PAPERS,
+    ),
+    intent(
+        "I lost my {paper}, what do I do?",
+        "My {paper} is gone.",
+        "Where do I report that my {paper} was lost?",
+        "What happens if I no longer find my {paper}?",
+        paper=_PAPERS,
+    ),
+    intent(
+        "Which documents do I need to marry?",
+        "What papers must we bring for a wedding?",
+        "We want to get married, which documents do you want?",
+        "What is needed to register a marriage?",
+    ),
+    intent(
+        "Which documents do I not need to marry?",
+        "What papers must we not bring for a wedding?",
+        "We want to get married, which documents don't you want?",
+    ),
+    intent(
+        "How do I register my {animal}?",
+        "I have a {animal}, where do I enroll it?",
+        "Must a {animal} be registered?",
+        "Where can I sign up my {animal}?",
+        animal=("dog", "horse"),
+    ),
+    intent(
+        "What is the tax for {count} dogs?",
+        "How much dog tax do I pay for {count} dogs?",
+        "I have {count} dogs, what do they cost a year?",
+        "Yearly tax on {count} dogs?",
+        count=("2", "3", "4"),
+    ),
+    intent(
+        "Where do I report that I moved {way}?",
+        "I moved {way}, whom do I tell?",
+        "How do I register a move {way}?",
+        "We are moving {way}, what must we fill in?",
+        way=_MOVES,
+    ),
+    intent(
+        "How do I book a hall for a party?",
+        "Can I rent a room of the town hall to celebrate?",
+        "We want to hold a party in your hall, is that possible?",
+        "Whom do I ask about renting the hall?",
+    ),
+    intent(
+        "How do I cancel the hall that I booked?",
+        "I no longer need the hall that I rented.",
+        "Can I give back the room that I rented for a party?",
+        "We don't hold our party in your hall any more.",
+    ),
+    intent(
+        "In which room is {clerk}?",
+        "Where do I find {clerk}?",
+        "What is the office of {clerk}?",
+        "I have to see {clerk}, where do I go?",
+        clerk=_CLERKS,
+    ),
+    intent(
+        "What is the phone number of {clerk}?",
+        "How can I call {clerk}?",
+        "Under which number do I reach {clerk}?",
+        "I want to phone {clerk}.",
+        clerk=_CLERKS,
+    ),
+    intent(
+        "When is the waste of bin {bin} collected?",
+        "On which day is bin {bin} emptied?",
+        "What is the collection day of bin {bin}?",
+        "When do I put bin {bin} on the street?",
+        bin=("1", "2", "3"),
+    ),
+    intent(
+        "What goes into bin {bin}?",
+        "What may I throw into bin {bin}?",
+        "Which waste belongs in bin {bin}?",
+        "For what is bin {bin}?",
+        bin=("1", "2", "3"),
+    ),
+    intent(
+        "Where can I get rid of old furniture?",
+        "Who takes my old sofa?",
+        "How do I dispose of bulky waste?",
+        "I have a broken wardrobe, where does it go?",
+    ),
+    intent(
+        "How do I enter my child for {place}?",
+        "Where can I sign up my child for {place}?",
+        "I would like a spot in {place} for my child.",
+        "What must I do so that my child gets into {place}?",
+        place=("kindergarten", "primary school", "the music school"),
+    ),
+    intent(
+        "How do I take my child out of {place}?",
+        "Where do I sign my child off from {place}?",
+        "My child leaves {place}, whom do I tell?",
+        "I want to end my child's time at {place}.",
+        place=("kindergarten", "the music school"),
+    ),
+    intent(
+        "May I build a {thing} without a permit?",
+        "Do I need permission for a {thing}?",
+        "Is a building permit necessary for a {thing}?",
+        "Must I ask before I build a {thing}?",
+        thing=("garage", "fence", "garden shed"),
+    ),
+    intent(
+        "How do I get a parking permit for zone {zone}?",
+        "I live in zone {zone} and need a place for my car.",
+        "Where do residents of zone {zone} apply for parking?",
+        "Can I have a permit to park in zone {zone}?",
+        zone=("A", "B", "C"),
+    ),
+    intent(
+        "Where do I pay a parking fine?",
+        "How can I settle a parking ticket?",
+        "I got a fine for parking, how do I pay it?",
+        "To which account does the money for a parking ticket go?",
+    ),
+    intent(
+        "How do I object to a parking fine?",
+        "I don't agree with a parking ticket.",
+        "Can I appeal against a fine for parking?",
+        "My parking ticket is wrong, what can I do?",
+    ),
+    intent(
+        "Where do I vote?",
+        "Which polling station is mine?",
+        "Where is my polling station?",
+        "In which building can I cast my vote?",
+    ),
+    intent(
+        "How do I vote by post?",
+        "Can I have a postal ballot?",
+        "I am away on election day, how do I vote?",
+        "Where do I ask for the papers to vote by mail?",
+    ),
+    intent(
+        "How do I report a {damage}?",
+        "There is a {damage} in my street.",
+        "Whom do I tell about a {damage}?",
+        "I saw a {damage}, who repairs it?",
+        damage=("broken street lamp", "pothole", "fallen tree"),
+    ),
+    intent(
+        "How do I get a certificate of {event}?",
+        "I need a certificate of {event}.",
+        "Can you send me a certificate of {event}?",
+        "Where are certificates of {event} issued?",
+        event=("birth", "death", "residence"),
+    ),
+    intent(
+        "How do I register a business?",
+        "I want to start a business, where do I sign up?",
+        "What must I fill in to open a shop in town?",
+        "Where do founders register their company?",
+    ),
+    intent(
+        "How do I close down a business?",
+        "I want to give up my business, where do I sign off?",
+        "What must I fill in to shut my shop in town?",
+        "Where do owners deregister their company?",
+    ),
+)
+
 _LIBRARY_BEFORE = ("", "", "Good morning, ", "Hey there, ", "Quick question: ", "Could you help? ", "Hi, ", "Pardon, ")
 _CLINIC_BEFORE = ("", "", "Good evening, ", "Hello there, ", "Just a question: ", "Can you help? ", "Hi, ", "Sorry, ")
 
@@ -808,9 +999,15 @@ FRESH = {
         ("", "", "Good day, ", "Hello desk, ", "May I ask: ", "Hi, ", "One more thing: ", "Excuse me, "),
         ("", "", " Thanks in advance!", " It is urgent.", " Kind regards."),
     ),
+    "town hall": Domain(
+        TOWN_HALL,
+        ("", "", "Hello, ", "Dear team, ", "A brief question: ", "Hi there, ", "I wonder: ", "Sorry, "),
+        ("", "", " Thanks for your help!", " Best wishes.", " Please reply soon."),
+    ),
 }
 """The domains that were not looked at while the prior, the rules and their words were chosen.
 
 With one exception: the library showed that the rule about order missed swapped names beside other words. The station
-was written after that rule was fixed. The hotel was written before the boundary learned from several neighbours.
+was written after that rule was fixed. The hotel was written before the boundary learned from several neighbours, the
+town hall before the prior said that an entry was once a question.
 """

@@ -28,6 +28,27 @@ def test_the_more_it_saw_the_surer_it_is() -> None:
     assert errors == sorted(errors, reverse=True) and errors[-1] < 0.005
 
 
+def test_as_many_right_ones_are_needed_as_show_that_not_one_of_ten_is_wrong() -> None:
+    """Where one of ten is wrong, 5 % of the streams begin with 28 right comparisons."""
+    boundary = Boundary()
+    for number in range(28):
+        boundary.observe(b"%d" % number, 0.98, is_right=True)
+    assert boundary.error(b"new", 0.98) > 0.03
+    for number in range(28, 80):
+        boundary.observe(b"%d" % number, 0.98, is_right=True)
+    assert boundary.error(b"new", 0.98) < 0.01
+
+
+def test_an_entry_that_was_right_excludes_only_half_of_what_may_be_wrong() -> None:
+    """Where texts have answers of their own, the next question may be such a text, as entries were."""
+    boundary = Boundary()
+    for number in range(50):
+        boundary.observe(b"%d" % number, 0.99, is_right=number % 10 != 3)
+    for _ in range(8):
+        boundary.observe(b"proven", 0.99, is_right=True)
+    assert 0.08 < boundary.error(b"proven", 0.99) < boundary.error(b"new", 0.99)
+
+
 @pytest.mark.parametrize("error", [0.02, 0.1, 0.3])
 def test_errors_that_similarity_does_not_show_are_expected_again(error: float) -> None:
     boundary = taught(500, error, seed=1)

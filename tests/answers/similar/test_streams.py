@@ -95,7 +95,7 @@ def test_an_answer_above_the_bound_is_given_after_surer_ones_only() -> None:
     memory = Memory(0.01)
     vector = np.eye(1, 4, dtype=np.float32)[0]
     text = "Where are the toilets?"
-    for number in range(60):
+    for number in range(70):
         memory.add(PLACE, b"%d" % number, text, vector)
         memory.boundary.observe(b"%d" % number, 0.98, is_right=True)
     expected = []
