@@ -254,10 +254,7 @@ class SideContext(Protocol):
         ...
 
     def pause(self) -> None:
-        """Pause the computation and wait until it has stopped, at most about a second.
-
-        Embeddings are not waited for: their current part continues, with a lower priority.
-        """
+        """Pause the computation and wait until it has stopped, at most about a second."""
         ...
 
     def wait(self, timeout_s: float) -> None:
@@ -276,17 +273,11 @@ class SideContext(Protocol):
 class OpenSideContext(Protocol):
     """Opens a context that computes `tokens` in chunks of at most `chunk` tokens.
 
-    The cells of the first `num_known` tokens are not computed: they come through `SideContext.give`. If there is
-    `media`, it has the other tokens: embeddings. Those that attend to each other are computed in one chunk, and those
-    with positions of their own are copied in one chunk. `stretches`: see Runner.place_media. Returns None if there is
-    not enough memory, or if this memory cannot be copied in parts and more than one would be needed.
+    The cells of the first `num_known` tokens are not computed: they come through `SideContext.give`. The others stand
+    for `rows`, if there are any: these embeddings attend to each other, so all are one chunk. Returns None if there is
+    not enough memory, or if this memory can only be copied for `rows`.
     """
 
     def __call__(
-        self,
-        tokens: Sequence[int],
-        num_known: int,
-        chunk: int,
-        media: Slice | None = None,
-        stretches: Sequence[Stretch] = (),
+        self, tokens: Sequence[int], num_known: int, chunk: int, rows: Rows | None = None
     ) -> SideContext | None: ...

@@ -9,8 +9,9 @@ copied to the cells of the sequence, so the rest of the engine sees a prompt tha
 The side context is closed when the prompt is computed. The last tokens of the prompt, which give logits, are left to a
 step of the engine.
 
-The embeddings of an image or a sound get such a context too, if they take long or if one step would have to compute
-them all. While they are encoded, on a thread of its own, the streams' steps leave the same time.
+An image whose embeddings attend to each other gets such a context too, since one step would have to compute all of it.
+
+While an image or a sound is encoded, on a thread of its own, the streams' steps leave it the same time.
 """
 
 from __future__ import annotations
@@ -24,16 +25,8 @@ from weakref import ref
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape
 from edgeagent.engine.media import Embeddings
-from edgeagent.engine.media_tokens import end_beside_one
-from edgeagent.engine.runner import Chunk, OpenSideContext, Runner, SideContext, Slice
-from edgeagent.engine.scheduler import (
-    BATCH_SHARE,
-    MAX_STEP_S,
-    MIN_CHUNK_WITH_STREAMS,
-    BatchPart,
-    by_urgency,
-    shortest_target_s,
-)
+from edgeagent.engine.runner import Chunk, OpenSideContext, Rows, Runner, SideContext
+from edgeagent.engine.scheduler import BATCH_SHARE, MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, shortest_target_s
 from edgeagent.engine.sequence import Rank, Sequence
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
@@ -49,9 +42,9 @@ MIN_GAIN = 1.25
 # The part of the inter-token-latency budget that is planned. The rest is a reserve, since steps and graph nodes differ
 # in length. With a budget of 300 ms, 95 % of the streams' gaps took at most 279 ms at 0.9, and 309 ms at 0.97.
 _PLANNED_SHARE = 0.92
-# Beside a model whose steps take 75 ms, a whole step's time would make gaps of 150 ms. Media are encoded and computed
-# within the steps too, with a tenth of the cores.
-_LEAST_FOR_MEDIA = 0.25
+# Beside a model whose steps take 75 ms, a whole step's time would make gaps of 150 ms. The encoder also computes within
+# the steps, with a tenth of the cores.
+_LEAST_FOR_ENCODER = 0.25
 _GIVEN_TOKENS = 128  # how many cached tokens to pass to the context at a time: reading them takes milliseconds
 _WEIGHT = 0.2  # weight of the latest step or pause in the expected duration of the next one
 _POLL_S = 0.005  # between two checks for a waiting command
@@ -63,8 +56,8 @@ class SidePrefill:
 
     After each step of the streams, the side context computes for the rest of the shortest target of the streams. It
     gets at least the time of that step, or of an average step if that is shorter. A prompt of the tier BATCH gets less,
-    and one that is computed ahead gets only what is left. So it is for images and sounds, while they are encoded and
-    computed, except that they get at least a quarter of the time of a step.
+    and one that is computed ahead gets only what is left. So it is for the encoder of images and sounds, except that it
+    gets at least a quarter of the time of a step.
     """
 
     def __init__(
@@ -82,7 +75,7 @@ class SidePrefill:
         """
         self._open_context = open_context
         self._runner = runner
-        # The cells of a sliding window cannot be copied in parts: only an image that is one part gets a context.
+        # The cells of a sliding window cannot be copied in parts, so only an image, which is one part, gets a context.
         self._can_copy_parts = runner.memory_kind is MemoryKind.FULL_ATTENTION
         self._prefixes = prefixes
         self._default_s = self._budget_s = itl_budget_s
@@ -94,7 +87,6 @@ class SidePrefill:
         # Tokens that were computed before the context was opened: how many were given to it, and how many there are.
         self._num_given, self._num_known = 0, 0
         self._end = 0  # of the tokens that the context computes
-        self._is_media = False  # whether these stand for embeddings
         self._step_s = self._pause_s = 0.0  # expected durations
         self._until_s = 0.0  # when the streams' next step is due
         self._unfit: set[Sequence] = set()  # running sequences that get no (other) side context
@@ -152,29 +144,22 @@ class SidePrefill:
         return others
 
     def split_media(self, media: Items[Sequence], streams: Items[Sequence]) -> list[Sequence]:
-        """Open a side context for embeddings that `streams` would wait for too long.
-
-        Embeddings that attend to each other get one if they take longer than the streams' target. Others, which the
-        steps can compute in parts, get one as a text does, if they take MIN_ALONE_S.
+        """Open a side context for an image that one step must compute, if `streams` would wait for it too long.
 
         `media`: sequences whose next tokens stand for embeddings that are there. All of them remain for the engine's
         steps, except the one in the side context.
         """
         if self._open_context is not None and self._context is None:
             limit_s = shortest_target_s(streams)
-            for sequence in by_urgency(media):
+            for sequence in media:
                 span, start = sequence.span, sequence.num_computed
                 is_usual = sequence not in self._unfit and not sequence.is_scoring and not sequence.spec.adapter
-                if span is None or not is_usual or sequence.num_rows or (span.is_causal and not self._can_copy_parts):
+                if span is None or span.is_causal or not is_usual:
                     continue
-                num_tokens = span.end - start
-                alone_s = self._costs.prefill_s(num_tokens, start)
-                chunk = self._largest_chunk(num_tokens, start) if span.is_causal else num_tokens
-                least_s = max(limit_s, MIN_ALONE_S) if span.is_causal else limit_s
-                if chunk and alone_s is not None and alone_s > least_s:
+                alone_s = self._costs.prefill_s(span.end - start, start)
+                if alone_s is not None and alone_s > limit_s:
                     self._budget_s = limit_s
-                    part = BatchPart(sequence, num_tokens, (), 0, 0).slice
-                    self._open_for(self._open_context, sequence, chunk, span.end, part)
+                    self._open_for(self._open_context, sequence, span.end - start, span.end, span.embeddings.take())
                     break
         return [sequence for sequence in media if sequence is not self.sequence]
 
@@ -250,7 +235,7 @@ class SidePrefill:
         if self._rank is Rank.AHEAD:
             return 0.0
         share = BATCH_SHARE / (1 - BATCH_SHARE) if self._rank is Rank.BATCH else 1.0
-        return min(share, _LEAST_FOR_MEDIA) if self.sequence is None or self._is_media else share
+        return min(share, _LEAST_FOR_ENCODER) if self.sequence is None else share
 
     def copy(self, make_room: Callable[[], None]) -> list[tuple[Sequence, int]]:
         """Copy the computed chunks to the cells of their sequence. Return (sequence, start of the chunk) for each.
@@ -311,7 +296,9 @@ class SidePrefill:
         for sequence in by_urgency(running):
             if own is not None and sequence.rank >= own.rank:
                 return
-            has_media = any(span.end > sequence.num_computed for span in sequence.spec.media)
+            has_media = any(
+                span.end > sequence.num_computed or span.positions is not None for span in sequence.spec.media
+            )
             chunk = 0 if has_media or sequence in self._unfit else self._chunk_of(sequence, base)
             if chunk:
                 if own is not None:
@@ -322,12 +309,11 @@ class SidePrefill:
                 return
 
     def _open_for(
-        self, open_context: OpenSideContext, sequence: Sequence, chunk: int, end: int, media: Slice | None = None
+        self, open_context: OpenSideContext, sequence: Sequence, chunk: int, end: int, rows: Rows | None = None
     ) -> None:
         """Open a side context for a sequence's tokens up to `end`. See OpenSideContext."""
         self._num_given, self._num_known, self._end = 0, sequence.num_computed, end
-        self._is_media = media is not None
-        self._context = open_context(sequence.tokens[:end], self._num_known, chunk, media, sequence.stretches)
+        self._context = open_context(sequence.tokens[:end], self._num_known, chunk, *(() if rows is None else (rows,)))
         if self._context is None:
             self._unfit.add(sequence)
             return
@@ -344,7 +330,7 @@ class SidePrefill:
         assert self.sequence.seq_id is not None
         start, end = self._num_given, self._num_known
         if self._can_copy_parts:
-            end = end_beside_one(self.sequence.tokens, min(start + _GIVEN_TOKENS, end), start + 1)
+            end = min(start + _GIVEN_TOKENS, end)
         try:
             payload = self._runner.save(self.sequence.seq_id, start, end)
         except (InternalError, MemoryError):
@@ -386,10 +372,6 @@ class SidePrefill:
         if self._retrials.is_due(extra_s):
             self._retrials.reset()
             return 0
-        return self._largest_chunk(num_tokens, depth)
-
-    def _largest_chunk(self, num_tokens: int, depth: int) -> int:
-        """Return the size of the chunks of `num_tokens` in a side context; 0 if all possible ones take too long."""
         for chunk in _CHUNKS:
             chunk_s = self._costs.predict(StepShape.alone(chunk, depth))
             if chunk <= num_tokens and chunk_s is not None and chunk_s <= MAX_STEP_S:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeagent.engine import side_prefill
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.media import MediaSpan
@@ -29,7 +28,6 @@ from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind, Tier
 from tests.engine.support import greedy, make_engine, naive, run
-from tests.engine.test_side_prefill import Scene, answer
 from tests.fakes import ALWAYS, FakeClock, FakeRunner, FakeTier, rows_of, warm_costs
 from tests.integrity import check_integrity
 
@@ -135,33 +133,6 @@ def test_the_law_with_media(seed: int, kind: MemoryKind) -> None:
     for name, (tokens, most) in wanted.items():
         assert outputs[name] == naive(tokens, most)[0], name
     engine.close()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_law_with_media_in_contexts_of_their_own(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside streams. Some contexts fail after a chunk or two, and the steps compute the rest."""
-    monkeypatch.setattr(side_prefill, "MIN_ALONE_S", 0.0)
-    monkeypatch.setattr(side_prefill, "_CHUNKS", (32, 16))
-    rng = random.Random(seed)
-    scene = Scene(num_chunks=1000 if seed % 2 else rng.choice((1, 2)), num_cells=1300)
-    wanted = dict[str, tuple[list[int], int]]()
-    for turn in range(300):
-        if turn < 250 and rng.random() < 0.15:
-            name, (tokens, spans) = f"{turn}", prompt_of(rng, 80) if rng.random() < 0.6 else ([3, 4, 5], [])
-            wanted[name] = tokens, 3 if spans else 60
-            scene.add(name, *wanted[name], media=spans, tier=rng.choice(list(Tier)))
-        if wanted and rng.random() < 0.02:
-            name = rng.choice(list(wanted))
-            if scene.engine.cancel(name) is not None:
-                del wanted[name]
-        scene.runner.cancel_next = 0 if rng.random() < 0.03 else None
-        scene.step(lambda: rng.random() < 0.2)
-    forms = {(each.media.is_causal, each.media.positions is None) for each in scene.sides if each.media is not None}
-    scene.run()
-    for name, (tokens, most) in wanted.items():
-        assert scene.outputs.get(name, []) == answer(tokens, most), name
-    assert len(forms) == 3, "in parts, whole, and of one position"
-    assert all(side.is_closed for side in scene.sides)
 
 
 def _finish(engine: Engine, outputs: dict[str, list[int]]) -> None:

@@ -15,7 +15,7 @@ from edgeagent.engine import side_prefill
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.runner import Chunk, SideContext, Slice, Stretch
+from edgeagent.engine.runner import Chunk, Rows, SideContext, Slice
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.side_prefill import SidePrefill
 from edgeagent.types import Tier
@@ -35,21 +35,11 @@ class FakeSide:
 
     window_s = math.inf
 
-    def __init__(
-        self,
-        tokens: Tokens[int],
-        num_known: int,
-        chunk: int,
-        num_chunks: int,
-        clock: FakeClock,
-        media: Slice | None = None,
-        stretches: Tokens[Stretch] = (),
-    ) -> None:
+    def __init__(self, tokens: Tokens[int], num_known: int, chunk: int, num_chunks: int, clock: FakeClock) -> None:
         self.clock, self.paused_s = clock, math.inf
-        self.tokens, self.num_known, self.chunk, self.media = list(tokens), num_known, chunk, media
+        self.tokens, self.num_known, self.chunk = list(tokens), num_known, chunk
         self.runner = FakeRunner(num_cells=2000, max_batch=512)
-        self.runner.place_media(0, stretches)
-        self.num_left, self.at = num_chunks, num_known
+        self.num_left = num_chunks
         self.chunks: list[Chunk] = []
         self.is_over = self.is_closed = False
         self.num_bytes = 1 << 20
@@ -65,28 +55,17 @@ class FakeSide:
         self.paused_s = min(until_s, self.clock() + self.window_s)
         self.events.append("resume")
         self.is_running = True
-        if self.runner.length(0) < self.num_known or self.is_over:
+        start = self.runner.length(0)
+        if start < self.num_known or self.is_over:
             return
         if not self.num_left:
             self.is_over = True
             return
         self.num_left -= 1
-        start, self.at = self.at, min(self.at + self.chunk, len(self.tokens))
-        tokens, media = self.tokens[start : self.at], self.media
-        self.is_over = self.at == len(self.tokens)
-        if media is None or media.rows is None:
-            self.runner.decode([Slice(0, start, tokens, 0)])
-        elif media.positions is None:
-            rows = media.rows[start - self.num_known :][: len(tokens)]
-            self.runner.decode([Slice(0, start, tokens, 0, rows=rows, is_causal=media.is_causal)])
-        else:
-            own = slice(start - self.num_known, self.at - self.num_known)
-            start = self.num_known
-            rows, positions = media.rows[own], media.positions[:, own]
-            self.runner.decode([Slice(0, start, tokens, 0, rows=rows, positions=positions)])
-            if not self.is_over:
-                return
-        self.chunks.append(Chunk(self.at - start, self.at, self.runner.save(0, start, self.at)))
+        end = min(start + self.chunk, len(self.tokens))
+        self.runner.decode([Slice(0, start, self.tokens[start:end], 0)])
+        self.chunks.append(Chunk(end - start, end, self.runner.save(0, start, end)))
+        self.is_over = end == len(self.tokens)
 
     def pause(self) -> None:
         self.events.append("pause")
@@ -150,17 +129,12 @@ class Scene:
             costs.observe(StepShape.alone(size, 0), step_s(size))
         self.num_asked = 0
 
-        def open_side(
-            tokens: Tokens[int],
-            num_known: int,
-            chunk: int,
-            media: Slice | None = None,
-            stretches: Tokens[Stretch] = (),
-        ) -> FakeSide | None:
+        def open_side(tokens: Tokens[int], num_known: int, chunk: int, rows: Rows | None = None) -> FakeSide | None:
+            assert rows is None
             self.num_asked += 1
             if not has_memory:
                 return None
-            self.sides.append(FakeSide(tokens, num_known, chunk, num_chunks, self.clock, media, stretches))
+            self.sides.append(FakeSide(tokens, num_known, chunk, num_chunks, self.clock))
             return self.sides[-1]
 
         self.engine = Engine(
@@ -441,7 +415,7 @@ def test_chunks_that_are_cheap_but_exceed_the_budget_are_computed_aside(*, budge
     for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         costs.observe(StepShape.alone(size, 0), 0.01 * size)
 
-    def open_side(*_: object, **__: object) -> SideContext | None:
+    def open_side(tokens: Tokens[int], num_known: int, chunk: int, rows: Rows | None = None) -> SideContext | None:
         nonlocal num_asked
         num_asked += 1
         return None

@@ -20,12 +20,11 @@ from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama.bindings import system_description
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.context_params import num_cells_like
-from edgeagent.engine.runner import CUTTABLE, Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Slice, Stretch
+from edgeagent.engine.runner import CUTTABLE, Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Rows, Slice
 from edgeagent.errors import EdgeAgentError
 from edgeagent.fit.need import margin_bytes
 from edgeagent.types import MemoryKind, replace
 from edgeagent.usable import usable_memory
-from edgeagent.worker.child_process import give_way
 
 # Cells in addition to the prompt's, since llama.cpp rounds their number up.
 _SPARE_CELLS = 256
@@ -44,7 +43,7 @@ def side_contexts(
     """Return a function that opens a side context for the model of `runner`; None if that would not work.
 
     Side contexts do not work for recurrent states. Sliding windows cannot be copied in parts, so they get one only for
-    embeddings that are one chunk. They do not work on a GPU, which calls no abort callback, or if waiting threads do
+    embeddings, which are one chunk. They do not work on a GPU, which calls no abort callback, or if waiting threads do
     not sleep (`barriers_sleep`). The returned function returns None if there is not enough free memory. `token_bytes`
     is the size of one token's cells. `free_bytes` returns the free memory; by default, that of the machine minus a
     margin.
@@ -54,20 +53,15 @@ def side_contexts(
         return None
 
     def open_context(
-        tokens: Sequence[int],
-        num_known: int,
-        chunk: int,
-        media: Slice | None = None,
-        stretches: Sequence[Stretch] = (),
+        tokens: Sequence[int], num_known: int, chunk: int, rows: Rows | None = None
     ) -> LlamaSideContext | None:
-        is_whole = media is not None and not media.is_causal
-        if not is_whole and runner.memory_kind is not MemoryKind.FULL_ATTENTION:
+        if rows is None and runner.memory_kind is not MemoryKind.FULL_ATTENTION:
             return None
         num_cells = num_cells_like(runner.model, runner.num_cells, len(tokens) + _SPARE_CELLS)
         num_bytes = int(2 * num_cells * token_bytes) + _SPARE_BYTES
         if (free_bytes or _free_bytes)() < num_bytes:
             return None
-        size = chunk if is_whole else min(chunk, runner.attention.micro_batch)
+        size = min(chunk, runner.attention.micro_batch) if rows is None else len(rows)
         own = replace(config, parallel=1, batch=size, threads=runner.num_threads, cache_memory_bytes=0)
         attention = Attention(runner.attention.flash, size)
         make = partial(
@@ -78,7 +72,7 @@ def side_contexts(
             attention=attention,
             like=runner,
         )
-        return LlamaSideContext(make, tokens, num_known, size, num_bytes, media, stretches)
+        return LlamaSideContext(make, tokens, num_known, size, num_bytes, rows)
 
     return open_context
 
@@ -137,21 +131,18 @@ class LlamaSideContext:
         num_known: int,
         chunk: int,
         num_bytes: int = 0,
-        media: Slice | None = None,
-        stretches: Sequence[Stretch] = (),
+        rows: Rows | None = None,
     ) -> None:
         """Start the thread in the paused state. The new thread calls `open_runner` to make a context for the tokens.
 
         The cells of the first `num_known` tokens come through `give`. The other tokens are computed in chunks of at
-        most `chunk` tokens. `num_bytes` is the most memory that the context may take. `media`, `stretches`: see
-        OpenSideContext.
+        most `chunk` tokens; or `rows` instead of them. `num_bytes` is the most memory that the context may take.
         """
         self._open_runner = open_runner
         self._tokens = tokens
         self._num_known = num_known
         self._chunk = chunk
-        self._media = media
-        self._stretches = stretches
+        self._rows = rows
         self.num_bytes = num_bytes
         self._state = threading.Condition()
         self._may_run = self._is_closed = self._is_blocked = False
@@ -178,8 +169,6 @@ class LlamaSideContext:
     def pause(self) -> None:
         with self._state:
             self._may_run = False
-            if self._media is not None:
-                return  # it gives way to the step, and pauses after its node
             self._state.wait_for(lambda: self._is_blocked or self.is_over, _MAX_PAUSE_S)
 
     def wait_paused(self, timeout_s: float) -> bool:
@@ -207,8 +196,6 @@ class LlamaSideContext:
         self._chunks.clear()
 
     def _run(self) -> None:
-        if self._media is not None:
-            give_way()
         try:
             self._wait_for_turn()
             if not self._is_closed:
@@ -230,7 +217,6 @@ class LlamaSideContext:
                 self._state.notify_all()
 
     def _compute(self, runner: LlamaRunner) -> None:
-        runner.place_media(0, self._stretches)
         at = 0
         while at < self._num_known:
             known = self._next_known()
@@ -238,36 +224,18 @@ class LlamaSideContext:
             if known is None or self._is_closed or not runner.restore(0, known.payload, known.end):
                 return
             at = known.end
-        start = at
         while at < len(self._tokens):
             # No chunk has one token: computed alone, it would give other bits than in a larger chunk.
             num_left = len(self._tokens) - at
             count = num_left if num_left <= self._chunk else self._chunk - (num_left == self._chunk + 1)
             self._nodes.begin(time.monotonic())
-            runner.decode([self._slice(at, count)])
+            is_causal = self._rows is None
+            runner.decode([Slice(0, at, self._tokens[at : at + count], 0, rows=self._rows, is_causal=is_causal)])
+            payload = runner.save(0, at, at + count)
             at += count
-            if self._media is not None and self._media.positions is not None and at < len(self._tokens):
-                continue
-            chunk = Chunk(at - start, at, runner.save(0, start, at))
-            start = at
             with self._state:
-                self._chunks.append(chunk)
+                self._chunks.append(Chunk(count, at, payload))
                 self._state.notify_all()
-
-    def _slice(self, at: int, count: int) -> Slice:
-        tokens = self._tokens[at : at + count]
-        if self._media is None or self._media.rows is None:
-            return Slice(0, at, tokens, 0)
-        first, positions = at - self._num_known, self._media.positions
-        return Slice(
-            0,
-            at if positions is None else self._num_known,
-            tokens,
-            0,
-            rows=self._media.rows[first : first + count],
-            is_causal=self._media.is_causal,
-            positions=None if positions is None else positions[:, first : first + count],
-        )
 
     def _next_known(self) -> Chunk | None:
         """Wait for the next cells from `give`; return None if this context is closed."""
