@@ -155,7 +155,7 @@ class Encoder:
             context.abort_flag.forget()
 
     def _attention(self, num_tokens: int) -> str:
-        """Return the form of attention for a batch of so many tokens, a key of FLASH_ATTENTION."""
+        """Return the form of attention for a batch of this many tokens, a key of FLASH_ATTENTION."""
         config = self._config
         is_free = config.flash_attention == "auto" and config.kv_type_v in ("auto", "f16")  # plain needs such a cache
         is_plain = is_free and num_tokens < FLASH_TILE and not self._model.num_gpu_layers

@@ -83,7 +83,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_a_client_that_only_reads_teaches_and_leaves_nothing(model_file: Path) -> None:
     backend = OneVector(model_file)
-    async with caching(backend, similar=True, embedding_model="fake", max_error=0.1) as answers:
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
         similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
         answers.similar = similar
         await similar.start()
@@ -118,7 +118,7 @@ async def test_a_lookup_that_ends_after_the_first_content_gives_nothing_and_teac
             return await super().ask(name, query)
 
     backend = ContentFirst(model_file)
-    async with caching(backend, similar=True, embedding_model="fake", max_error=0.1) as answers:
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
         similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
         answers.similar = similar
         await similar.start()
@@ -205,7 +205,7 @@ async def test_answers_are_checked_when_nothing_else_runs(model_file: Path, monk
 
     monkeypatch.setattr(similar_answers, "_LOOK_S", 0.0)
     backend = OneVector(model_file)
-    async with caching(backend, similar=True, embedding_model="fake", max_error=0.1) as answers:
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
         similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
         answers.similar = similar
         await similar.start()
