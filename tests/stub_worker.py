@@ -24,6 +24,7 @@ from edgeagent.types import (
     GenerateRequest,
     MemoryKind,
     ModelInfo,
+    PurgeCache,
     QueryAnswer,
     SamplingParams,
     Started,
@@ -114,6 +115,8 @@ class Stub:
                     assert isinstance(inputs[0], TextPrompt)
                     kind, *words = self.command(inputs[0].text.split("|"))
                     getattr(self, "ask_" + kind)(ask_id, *words)
+                case Ask(_, PurgeCache()):
+                    pass  # its disk hangs
                 case Ask(ask_id, query):
                     assert isinstance(query, Tokenize)
                     kind, *words = self.command(query.text.split("|"))

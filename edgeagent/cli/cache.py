@@ -30,6 +30,7 @@ Client = Annotated[
     typer.Option("--client", metavar="NAME", help='The client, by its token\'s name, or uid:N; "" is the owner.'),
 ]
 TIER_COLUMNS = ("model", "tier", "blocks", "size", "of", "hits", "misses", "dropped", "evicted", "read")
+_PURGE_TIMEOUT_S = 120.0  # the thread that removes the files has the least priority
 PART_COLUMNS = ("model", "client", "blocks", "tokens", "size", "unused for")
 
 
@@ -75,7 +76,7 @@ def purge(
     note = _stranger_note(client, settings) if client else ""
     if find_daemon(settings.state_dir) is not None:
         body = {} if client is None else {"client": client}
-        ask(daemon_of(settings.state_dir), "/edgeagent/cache/purge", "POST", body=body)
+        ask(daemon_of(settings.state_dir), "/edgeagent/cache/purge", "POST", body=body, timeout_s=_PURGE_TIMEOUT_S)
     else:
         try:
             cache_folder.purge(settings.cache_dir, client)

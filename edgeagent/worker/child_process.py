@@ -28,7 +28,10 @@ _THREAD_MODE_BACKGROUND_BEGIN = 0x10000
 
 
 def give_way() -> None:
-    """Give the calling thread, and those that it starts, a smaller share of a core that others want too."""
+    """Give the calling thread a smaller share of a core that others want too.
+
+    On Linux, threads that it starts later have the same share.
+    """
     with contextlib.suppress(OSError, AttributeError):
         if sys.platform == "linux":
             os.setpriority(os.PRIO_PROCESS, 0, min(_NICE, os.getpriority(os.PRIO_PROCESS, 0) + _NICER))

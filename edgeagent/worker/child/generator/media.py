@@ -8,6 +8,7 @@ header.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from array import array
@@ -152,11 +153,7 @@ class Encoder(threading.Thread):
             if isinstance(asked, partial):
                 asked()
             else:
-                # On a thread that ends, with which OpenMP ends the others of its graph. While OpenMP has more threads
-                # than there are cores, those of a step sleep at each of its hundreds of barriers, and do not spin.
-                once = threading.Thread(target=self._answer, args=asked, name="encoding", daemon=True)
-                once.start()
-                once.join()
+                self._answer_on_a_thread(*asked)
             self.num_steps += 1
         self._close_all()
 
@@ -188,6 +185,26 @@ class Encoder(threading.Thread):
             on_read(InternalError(f"a medium could not be decoded: {error}"))
         finally:
             self.reading = NOTHING_READ
+
+    def _answer_on_a_thread(self, asked: ref[ChunkEmbeddings], key: _Key) -> None:
+        """Encode a chunk on a thread that ends with it.
+
+        OpenMP then ends the other threads of the chunk's graph. If they stayed, there would be more of its threads than
+        cores, and those of each later step would sleep at their barriers.
+        """
+
+        def answer() -> None:
+            if sys.platform == "win32":  # there, a thread does not begin with the priority of the one that starts it
+                give_way()
+            self._answer(asked, key)
+
+        encoding = threading.Thread(target=answer, name="encoding", daemon=True)
+        try:
+            encoding.start()
+        except RuntimeError:  # the system allows no more threads
+            self._answer(asked, key)
+        else:
+            encoding.join()
 
     def _answer(self, asked: ref[ChunkEmbeddings], key: _Key) -> None:
         """Encode a chunk while it is wanted. Hold it only by the reference, which tells whether it is."""

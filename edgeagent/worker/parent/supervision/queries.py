@@ -1,22 +1,42 @@
 """The open queries to one model's worker. This module knows neither processes nor pipes.
 
-There are two kinds: an Embed or a Rerank takes long, and any other query is quick. Neither kind waits for the other.
+There are three kinds. An Embed or a Rerank takes long. A PurgeCache waits for the disk. Any other query is quick. No
+kind waits for another.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from itertools import chain, count
 
 from edgeagent.errors import EdgeAgentError, Overloaded, from_code
-from edgeagent.types import Embed, QueryAnswer, Rerank, TextQuery
+from edgeagent.types import Embed, PurgeCache, QueryAnswer, Rerank, TextQuery
 from edgeagent.worker.protocol import AnswerPart, Ask, Failed, ProtocolError
 
 MAX_QUERIES = 64
 MAX_EMBEDS = 16
 _MAX_PARTS = 4096
 _ID_PREFIX = "ask-"  # ids of requests never begin with this
+
+
+class Kind(Enum):
+    """The kinds of queries; see the module's docstring."""
+
+    QUICK = auto()
+    EMBED = auto()
+    PURGE = auto()
+
+
+def _kind(query: TextQuery) -> Kind:
+    match query:
+        case Embed() | Rerank():
+            return Kind.EMBED
+        case PurgeCache():
+            return Kind.PURGE
+        case _:
+            return Kind.QUICK
 
 
 class Query:
@@ -27,14 +47,10 @@ class Query:
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
+        self.kind = _kind(ask.query)
         self.future: asyncio.Future[QueryAnswer] = asyncio.get_running_loop().create_future()
         self.sent_at_s: float | None = None
         self.parts: list[QueryAnswer] = []
-
-    @property
-    def is_embed(self) -> bool:
-        """Whether the query is an Embed, or a Rerank, which takes about as long."""
-        return isinstance(self.ask.query, Embed | Rerank)
 
 
 class Queries:
@@ -55,9 +71,10 @@ class Queries:
     def add(self, query: TextQuery) -> Query:
         """Add a query; raise Overloaded if too many queries of its kind are open."""
         added = Query(Ask(f"{_ID_PREFIX}{next(self._numbers)}", query))
-        num_waiting = sum(other.is_embed == added.is_embed for other in self._open.values())
-        if num_waiting >= (MAX_EMBEDS if added.is_embed else MAX_QUERIES):
-            what = "requests for embeddings" if added.is_embed else "questions about text"
+        num_waiting = sum(other.kind is added.kind for other in self._open.values())
+        is_embed = added.kind is Kind.EMBED
+        if num_waiting >= (MAX_EMBEDS if is_embed else MAX_QUERIES):
+            what = "requests for embeddings" if is_embed else "questions about text"
             raise Overloaded.full_queue(f"{num_waiting} {what} are waiting", served_by="local")
         self._open[added.ask.id] = added
         return added
@@ -65,20 +82,20 @@ class Queries:
     @property
     def sent_at_s(self) -> float | None:
         """When the worker got its current quick query; None if it has none."""
-        sent = (query.sent_at_s for query in self._open.values() if not query.is_embed)
+        sent = (query.sent_at_s for query in self._open.values() if query.kind is Kind.QUICK)
         return next((sent_at_s for sent_at_s in sent if sent_at_s is not None), None)
 
     @property
     def is_embedding(self) -> bool:
-        return any(query.is_embed and query.sent_at_s is not None for query in self._open.values())
+        return any(query.kind is Kind.EMBED and query.sent_at_s is not None for query in self._open.values())
 
     def sendable(self) -> list[Query]:
         """Return the queries to send now: the oldest of each kind, if the worker has none of that kind.
 
         The worker gets only one query of each kind at a time, so that the query's time can be measured.
         """
-        first = {query.is_embed: query for query in reversed(self._open.values())}
-        sent = {query.is_embed for query in self._open.values() if query.sent_at_s is not None}
+        first = {query.kind: query for query in reversed(self._open.values())}
+        sent = {query.kind for query in self._open.values() if query.sent_at_s is not None}
         return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.errors import BackendUnavailable, InvalidRequest, NotSupported, Overloaded, WorkerCrashed
-from edgeagent.types import Embed, QueryAnswer, TextPrompt, Tokenize, WorkerState
+from edgeagent.types import Embed, PurgeCache, QueryAnswer, TextPrompt, Tokenize, WorkerState
 from edgeagent.worker.parent.supervision.queries import MAX_EMBEDS, MAX_QUERIES
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from tests.stub_worker import SECRET, num_lives
@@ -40,6 +40,19 @@ async def test_a_question_waits_for_no_request(make: Make) -> None:
     await record.until(lambda record: record.tokens == [1000])
     assert len((await supervisor.ask(Tokenize("answer 1"))).tokens) == 1
     assert record.num_ends == 0
+
+
+async def test_a_purge_that_waits_for_the_disk_holds_up_no_question_and_is_no_hang(make: Make, lives: Path) -> None:
+    supervisor = await ready(make(limits=replace(QUICK, hang_timeout_s=0.1)))
+    purge = asyncio.create_task(supervisor.ask(PurgeCache()))
+    record = Record()
+    supervisor.submit(request("stream"), record)
+    started_s = asyncio.get_running_loop().time()
+    while asyncio.get_running_loop().time() < started_s + 0.5:
+        assert (await supervisor.ask(Tokenize("answer 1"))).tokens == (0,)
+        await asyncio.sleep(0.01)
+    assert not purge.done() and num_lives(lives) == 1
+    purge.cancel()
 
 
 async def test_a_question_that_kills_its_worker_is_quoted_nowhere(make: Make) -> None:
