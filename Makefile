@@ -54,11 +54,13 @@ demo: runtime
 test: export PYTHONDONTWRITEBYTECODE :=
 # The order of a set of texts is the same in each run.
 test: export PYTHONHASHSEED := 0
-# pytest comes last: continuous integration reads its closing line.
+# pytest comes last: continuous integration reads its closing line. It has a test of the types, which PYTEST_ARGS may
+# leave out.
 test: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m tests.size
+	$(if $(PYTEST_ARGS),$(BIN)/mypy)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 check: test

@@ -167,6 +167,7 @@ async def test_a_burst_is_counted_exactly(make: Make) -> None:
         error = task.exception()
         assert isinstance(error, Overloaded)
         assert error.retry_after_s is not None and error.retry_after_s >= 1
+    assert backend.estimate(request("wait")).is_full
     for index in range(20):
         backend.cancel(f"r{index}")
     answers = await asyncio.gather(*(task for task in tasks if task not in refused))

@@ -142,7 +142,7 @@ SHAPES_AND_CELLS = [
 ]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow(seconds=0.7)) for seed in range(1, 10))]
 # With the host's memory, where more can happen, each kind is tried every day. Without it, one with cells alone and one
-# with states too; the others rotate.
+# with states too; each of the others about once a month.
 WITHOUT_HOST = ((MemoryKind.FULL_ATTENTION, CONFIG), (MemoryKind.HYBRID, WIDE))
 LIVES = [
     pytest.param(

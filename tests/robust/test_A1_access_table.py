@@ -53,8 +53,9 @@ WHO = {int(number): (health, infer, owner) for number, _, health, infer, owner i
 
 def test_the_documents_name_every_route_with_its_need() -> None:
     named = set(re.findall(r"^\| `[A-Z]+ (\S+)` \| (\w+) \|", HTTP, re.MULTILINE))
-    others = ("/v1/responses", "/v1/realtime", "/v1", "/docs", "/openapi.json", "/asyncapi.json")
-    named |= {(path, "infer") for path in others if f"`{path}`" in DOCUMENT}
+    others = re.search(r"The WebSockets (.+?) need `(\w+)`", DOCUMENT, re.DOTALL)
+    assert others is not None
+    named |= {(path, others[2]) for path in re.findall(r"`(/[^`]*)`", others[1])}
     wanted = {(path.replace(":path", ""), "none" if need is None else need.value) for path, need in NEEDS.items()}
     assert named == wanted
 
