@@ -290,7 +290,7 @@ class EngineConfig(Section, frozen=True):
     draft_tokens: Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)] = 16
     """Most tokens to draft at a time. The number is chosen at each step (0: no speculation)."""
     draft_ngrams: Annotated[bool, NOT_AN_OPTION] = False
-    """Asked for by --draft ngram. Without it, text that repeats is drafted too where the model allows it."""
+    """Asked for by --draft ngram. Else text that repeats is drafted if the model allows it and --draft is not none."""
     max_waiting: Annotated[int, Meta(ge=0)] = 64
     """Requests of each tier that may wait for a free sequence; more are refused with 429. Clients share the places."""
     sandbox: bool = True

@@ -20,7 +20,8 @@ class Estimate(Struct, frozen=True):
     """A backend's estimate for a request: how full the backend is, and how fast it would answer.
 
     `num_live`: how many requests run or wait at the backend.
-    `is_full`: it would refuse this request because of them. That is no obstacle.
+    `is_full`: it would refuse this request, since too many others run or wait. The router then looks for another
+    backend.
     `retry_after_s`: how long to wait before retrying, if the backend refuses the request.
     `obstacle`: one word for why the backend cannot serve the request, such as "memory" or "budget"; empty if there is
     no such reason.

@@ -502,8 +502,8 @@ class Engine:
     def purge(self, partition: str | None = None, done: Callable[[int], None] | None = None) -> int:
         """Forget the cached prefixes of a partition, or of all partitions if None. Return how many blocks were removed.
 
-        Running and preempted sequences continue, but leave no prefix when they end. `done` gets the same number once
-        the files of the blocks are removed, on the disk's thread if there is a disk.
+        Running and preempted sequences continue, but leave no prefix when they end. `done` gets the same number, on the
+        disk's thread once it has removed the files that it can; at once if there is no disk.
         """
         # Waiting sequences that were preempted had begun before the purge too.
         begun = [sequence for sequence in self._waiting.values() if sequence.marks.claimed_s]

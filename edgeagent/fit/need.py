@@ -42,8 +42,8 @@ _NUM_IDLE_SEQUENCES, _NUM_SCORED, _BYTES_A_LOGIT = 64, 32, 4
 _NUM_IDLE_STATES, _NUM_IDLE_STATES_WITHOUT_HOST = 3, 9
 # For each token of a batch a layer computes this many rows of its width, and this many of its feed-forward width.
 _NUM_WIDE, _NUM_FFN, _BYTES_A_NUMBER = 8, 3, 4
-# Memory reserved for blocks: one in _BLOCKS_DIVISOR bytes of the cells or one in _HOST_DIVISOR of the host cache,
-# whichever is less; see engine.cache.saver.
+# Memory reserved for blocks: a quarter of the cells or an eighth of the host cache, whichever is less; see
+# engine.cache.saver.
 _BLOCKS_DIVISOR, _HOST_DIVISOR, _MAX_HOST_BYTES = 4, 8, 2 << 30
 # Memory that stays free for everything else on the machine.
 _MARGIN_SHARE, _MAX_MARGIN_BYTES = 0.05, 1 << 30

@@ -262,7 +262,7 @@ class Finished(Struct, frozen=True, tag="finished"):
 
 
 def unrun(reason: FinishReason, why: str, usage: Usage | None = None) -> Finished:
-    """Return the end of a request, or of a client's part in one, that no backend reports."""
+    """Return the last delta of an answer if no backend gives one, such as after a cancel before the request ran."""
     return Finished(reason, usage or Usage(), Timings(route="edgeagent", reason=why))
 
 

@@ -296,7 +296,7 @@ class PrefixStore:
         return self.blocks.purge(root)
 
     def after_purge(self, done: Callable[[], None]) -> None:
-        """Call `done` once the files of purged blocks are removed, on the disk's thread if there is a disk."""
+        """Call `done`: on the disk's thread once it has removed the files that it can; at once if there is no disk."""
         if self.blocks.disk is None:
             done()
         else:

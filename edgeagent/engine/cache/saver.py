@@ -6,9 +6,9 @@ out on the engine's thread between two steps, a block at a time. Its cells are f
 The rule for when: in idle time, everything. Beside requests, read-outs take 1 % of the steps' time, and as much time as
 idle prefixes have cost the steps: plain attention multiplies each token with all cells in use. This is the ski rental
 problem. There are two choices: read a prefix out at once, or leave it in the cells for good. The lost time and the
-read-outs together take at most twice as long as the better choice. They follow every 25th step, so few gaps between
-tokens become longer; and a step that takes 100 times as long as the read-out. While a client waits for a first token,
-they may follow each step, but only the lost time is spent.
+read-outs together take at most twice as long as the better choice. They follow every 25th step, so that few gaps
+between tokens become longer. They also follow any step that takes 100 times as long as the read-out. While a client
+waits for a first token, they may follow each step, but only the lost time is spent.
 """
 
 from __future__ import annotations

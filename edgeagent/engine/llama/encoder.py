@@ -116,11 +116,11 @@ class Encoder:
         enough memory, or InternalError if llama.cpp fails or returns NaN or infinity.
         """
         num_tokens = sum(map(len, texts))
-        flash = self._attention(num_tokens)
-        context = self._contexts.get(flash)
+        form = self._attention(num_tokens)
+        context = self._contexts.get(form)
         if context is None or not suits_text(self._model, context.num_cells, num_tokens):
-            self._free(flash)
-            context = self._open(num_tokens, flash)
+            self._free(form)
+            context = self._open(num_tokens, form)
         lib.llama_set_n_threads(context.handle, num_threads, num_threads)
         started_s = time.monotonic()
         self._compute(context.handle, texts, num_tokens)
@@ -145,11 +145,11 @@ class Encoder:
 
     def close(self) -> None:
         """Free the memory; the next batch allocates it again."""
-        for flash in tuple(self._contexts):
-            self._free(flash)
+        for form in tuple(self._contexts):
+            self._free(form)
 
-    def _free(self, flash: str) -> None:
-        context = self._contexts.pop(flash, None)
+    def _free(self, form: str) -> None:
+        context = self._contexts.pop(form, None)
         if context is not None:
             lib.llama_free(context.handle)
             context.abort_flag.forget()
@@ -157,17 +157,18 @@ class Encoder:
     def _attention(self, num_tokens: int) -> str:
         """Return the form of attention for a batch of this many tokens, a key of FLASH_ATTENTION."""
         config = self._config
-        is_free = config.flash_attention == "auto" and config.kv_type_v in ("auto", "f16")  # plain needs such a cache
-        is_plain = is_free and num_tokens < FLASH_TILE and not self._model.num_gpu_layers
+        # Plain attention needs an f16 V cache.
+        may_choose = config.flash_attention == "auto" and config.kv_type_v in ("auto", "f16")
+        is_plain = may_choose and num_tokens < FLASH_TILE and not self._model.num_gpu_layers
         return "off" if is_plain else config.flash_attention
 
-    def _open(self, num_tokens: int, flash: str) -> _Context:
-        least = self._batch_tokens if flash == self._config.flash_attention else min(FLASH_TILE, self.max_tokens)
+    def _open(self, num_tokens: int, form: str) -> _Context:
+        least = self._batch_tokens if form == self._config.flash_attention else min(FLASH_TILE, self.max_tokens)
         num_cells = max(least, min(1 << (num_tokens - 1).bit_length(), self.max_tokens))
         if not suits_text(self._model, num_cells, num_tokens):
             num_cells = num_tokens
         self._check_memory(num_cells)
-        params = make_params(self._model, self._config, num_cells, flash)
+        params = make_params(self._model, self._config, num_cells, form)
         params.n_batch = params.n_ubatch = num_cells
         params.n_seq_max = _MAX_TEXTS
         params.n_outputs_max = max(num_cells, _MAX_TEXTS)
@@ -176,7 +177,7 @@ class Encoder:
         handle = lib.llama_init_from_model(self._model.handle, params) or None
         if handle is None:
             raise self._no_room(num_cells, last_error() or "llama.cpp makes no context")
-        context = self._contexts[flash] = _Context(handle, num_cells, AbortFlag(handle))
+        context = self._contexts[form] = _Context(handle, num_cells, AbortFlag(handle))
         if self._is_aborted:
             context.abort_flag.set()
         return context

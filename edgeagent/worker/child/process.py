@@ -1,6 +1,6 @@
 """The worker process: one model behind a pipe.
 
-Five threads, and up to three more, communicate through queues:
+Five threads, and up to four more, communicate through queues:
 
 - The reader reads frames from stdin, and answers pings even in the middle of a step.
 - The preparer renders and tokenizes, so that a long template or prompt does not delay other streams. Only a model that
@@ -10,8 +10,8 @@ Five threads, and up to three more, communicate through queues:
   step.
 - The questions thread answers queries, such as Tokenize. For an Embed or a Rerank, it only tokenizes the texts.
 
-A side context has its own thread, and so has the encoder of images and sounds. With a disk cache, one more thread reads
-and writes blocks. When the daemon ends, stdin ends and the process exits.
+A side context has its own thread, and so has the encoder of images and sounds, which begins another one for each chunk.
+With a disk cache, one more thread reads and writes blocks. When the daemon ends, stdin ends and the process exits.
 """
 
 from __future__ import annotations

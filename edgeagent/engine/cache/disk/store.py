@@ -306,6 +306,7 @@ class BlockStore:
         self._results[is_draft].put(Purged(root))
 
     def _call(self, done: Callable[[], None]) -> None:
+        # A method, so that `_answer_only` knows the command by its name.
         done()
 
     def _report_gone(self) -> None:
