@@ -212,11 +212,12 @@ def scan(folder: Path) -> Iterator[BlockFile]:
 
 
 def ensure_private(folder: Path) -> None:
-    """Create the folder if needed, and make it private to this user.
+    """Create the folder if needed, and make it private to this user. Parents that it creates are private too.
 
     Raise OSError if that fails, if the path is a link or a file, or if the folder belongs to another user.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(20, "is not a folder (links are not followed)", str(folder))

@@ -29,6 +29,14 @@ def test_each_model_has_its_own(tmp_path: Path) -> None:
     assert store.read(MODEL) is None and store.read(OTHER) is not None
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="modes")
+def test_a_state_folder_that_it_creates_is_one_that_the_daemon_accepts(tmp_path: Path) -> None:
+    """`edgeagent tune` may run before the first `serve`, which refuses a folder that is open to other users."""
+    state_dir = tmp_path / "parent" / "state"
+    ProfileStore(state_dir).save(profile(MODEL, 1))
+    assert [each.stat().st_mode & 0o777 for each in (state_dir.parent, state_dir)] == [0o700, 0o700]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"null", b"[]", b"\xff", b"[" * 50_000, b'{"conditions":{"a":1}}', b"x" * (MAX_BYTES + 1)]
 )
