@@ -52,10 +52,15 @@ class Successor:
 
 @dataclass(frozen=True, slots=True)
 class WaitingCreate:
-    """A create or a refused frame that waits on its lane. `num_bytes`: the size of its frame; 0 if not counted."""
+    """A create or a refused frame that waits on its lane.
+
+    `num_bytes`: the size of its frame; 0 if not counted. `arrived_s`: when a create arrived, by the session's monotonic
+    clock.
+    """
 
     content: ResponseCreate | Successor | RefusedFrame
     num_bytes: int = 0
+    arrived_s: float = 0.0
 
 
 class LaneTurn(LiveTurn):
@@ -106,7 +111,7 @@ class Lane:
 
     `fetching`: the create that needs something from the store, which is being looked up. `is_fetch_cancelled`: this
     create ends as cancelled after the lookup. `key`: the lane's unique name among the lanes of all connections.
-    `ahead`: the answer that the next create may take.
+    `ahead`: the answer that the next create may take. `arrived_s`: when the latest create that left `waiting` arrived.
     """
 
     name: str | None
@@ -115,6 +120,7 @@ class Lane:
     fetching: ResponseCreate | None = None
     is_fetch_cancelled: bool = False
     ahead: AheadAnswer | None = None
+    arrived_s: float = 0.0
     waiting: deque[WaitingCreate] = field(default_factory=deque)
 
     @property

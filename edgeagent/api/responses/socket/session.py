@@ -203,6 +203,7 @@ class Session:
         partition: str = "",
         make_id: NewId = new_id,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.translate: Callable[[list[Action]], list[Action]] = list
         self.service = service
@@ -211,6 +212,7 @@ class Session:
         self._partition = partition
         self.make_id = make_id
         self._clock = clock
+        self._monotonic = monotonic
         self._lanes = Lanes()
         self._steers = Steers(history, make_id)
         self._queued: deque[LaneTurn] = deque()
@@ -318,7 +320,7 @@ class Session:
         except InvalidStreamId as error:
             self._wait(self._lanes.default, WaitingCreate(RefusedFrame(error)))
         else:
-            self._wait(lane, WaitingCreate(frame.create_or_refusal, frame.num_bytes))
+            self._wait(lane, WaitingCreate(frame.create_or_refusal, frame.num_bytes, self._monotonic()))
 
     def _wait(self, lane: Lane, waiting: WaitingCreate) -> None:
         is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
@@ -338,6 +340,7 @@ class Session:
         while lane.waiting and (not lane.is_busy or self._supersede(lane)):
             waiting = lane.waiting.popleft()
             self._num_waiting_bytes -= waiting.num_bytes
+            lane.arrived_s = waiting.arrived_s
             match waiting.content:
                 case RefusedFrame(error, previous_id):
                     self._evict(previous_id, lane)
@@ -395,6 +398,7 @@ class Session:
                 make_id=self.make_id,
                 clock=self._clock,
             )
+            turn.count_wait(self._monotonic() - lane.arrived_s)
         except EdgeAgentError as error:
             self._evict(create.previous_id, lane)
             self._refuse(lane, error, answers)
@@ -581,7 +585,7 @@ class Session:
                 self._send(live, live.turn.events.numbered(steering.pending(steer, calls)))
         else:
             create = live.turn.create.succeeded_by(live.id, _items(steers))
-            live.lane.waiting.appendleft(WaitingCreate(Successor(create, steers)))
+            live.lane.waiting.appendleft(WaitingCreate(Successor(create, steers), arrived_s=self._monotonic()))
 
     def _return_steers(self, lane: Lane, steers: Sequence[Steer], refusal: SteerRefused) -> None:
         for steer in steers:

@@ -43,11 +43,13 @@ class Client:
         self.history = ConnectionHistory()
         self.is_store_slow = False
         self.fetches: list[Fetch] = []
+        self.now_s = 5.0
         self.session = Session(
             FakeBackend(),
             self.history,
             make_id=lambda prefix: f"{prefix}_{next(count)}",
             clock=lambda: 1_700_000_000.0,
+            monotonic=lambda: self.now_s,
         )
         self.started: list[str] = []
         self.requests: dict[str, Any] = {}

@@ -35,6 +35,39 @@ def test_a_lane_is_first_in_first_out() -> None:
     assert kinds(client.finish(second))[-2:] == ["completed", "error"]
 
 
+@pytest.mark.parametrize(("limit", "code"), [("deadline_ms", "request_timeout"), ("ttft_ms", "deadline_unreachable")])
+def test_the_wait_behind_an_earlier_response_counts_in_the_limits_of_time(limit: str, code: str) -> None:
+    client = Client()
+    client.create()
+    client.create(edgeagent={limit: 1000})
+    client.create(edgeagent={limit: 3000})
+    client.create()
+    client.now_s += 1.0
+    events = client.finish("resp_1")
+    assert (kinds(events)[-1], error_of(events[-1:])["code"]) == ("error", code)
+    third = client.started[1]
+    request = client.requests[third]
+    assert {"deadline_ms": request.timeout_s, "ttft_ms": request.need.first_token_s}[limit] == 2.0
+    assert len(client.started) == 2  # the second was not computed
+    client.now_s += 60.0
+    client.finish(third)
+    assert len(client.started) == 3
+
+
+def test_the_lookup_of_what_a_create_continues_counts_in_its_limits_of_time() -> None:
+    first = Client()
+    parent = first.turn()
+    client = Client(first.store)
+    client.is_store_slow = True
+    client.create(previous_response_id=parent, edgeagent={"deadline_ms": 1000})
+    client.now_s += 0.25
+    client.fetch()
+    turn = client.live[client.started[0]].turn
+    assert turn.request.timeout_s == 0.75
+    turn.shorten(turn.conversation.items)
+    assert turn.request.timeout_s == 0.75
+
+
 def test_lanes_run_side_by_side_and_mark_their_events() -> None:
     client = Client()
     client.create(stream_id="a")
