@@ -91,6 +91,7 @@ class Stub:
         self.preparing_since_s = 0.0
         self.preparing_id = ""
         self.name = "stub"
+        self.tokens_per_s = 0.0
 
     def command(self, commands: list[str]) -> list[str]:
         """Return the words of the command for this life."""
@@ -143,6 +144,8 @@ class Stub:
             num_running=len(self.live),
             preparing_since_s=self.preparing_since_s,
             preparing_id=self.preparing_id,
+            prefill_tokens_per_s=self.tokens_per_s,
+            num_output_tokens_total=int(self.tokens_per_s > 0),
         )
         send(Pong(nonce, status))
 
@@ -179,6 +182,11 @@ class Stub:
 
     def start_stderr(self, num_bytes: str) -> None:
         print("x" * int(num_bytes), file=sys.stderr, flush=True)
+        self.start_ok()
+
+    def start_rated(self, tokens_per_s: str) -> None:
+        """Be ready, and report that prompts are computed at this speed."""
+        self.tokens_per_s = float(tokens_per_s)
         self.start_ok()
 
     def start_fail(self, code: str) -> None:

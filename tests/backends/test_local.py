@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from edgeagent.backends.local import LocalBackend
 from edgeagent.config import Config, EngineConfig
 from edgeagent.errors import (
     BackendUnavailable,
+    DeadlineUnreachable,
     EdgeAgentError,
     ModelNotFound,
     NotSupported,
@@ -34,18 +36,22 @@ from edgeagent.types import (
     GenerateRequest,
     MediaPlace,
     Message,
+    Need,
+    Queued,
     Sink,
     Started,
     Step,
+    Target,
     TextDelta,
     WorkerState,
 )
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
 from tests.backends.reading import steps_of
+from tests.fakes import FakeClock
 from tests.media import RED, media
 from tests.stub_worker import stub_command
-from tests.worker.support import QUICK, eventually, found_at, request
+from tests.worker.support import QUICK, WITHIN_S, eventually, found_at, request
 
 Make = Callable[..., LocalBackend]
 
@@ -54,7 +60,13 @@ Make = Callable[..., LocalBackend]
 async def make(tmp_path: Path) -> AsyncIterator[Make]:
     made: list[LocalBackend] = []
 
-    def make_one(*starts: str, parallel: int = 2, max_waiting: int = 3, **fields: object) -> LocalBackend:
+    def make_one(
+        *starts: str,
+        parallel: int = 2,
+        max_waiting: int = 3,
+        clock: Callable[[], float] = time.monotonic,
+        **fields: object,
+    ) -> LocalBackend:
         config = Config(engine=EngineConfig(parallel=parallel, max_waiting=max_waiting))
         limits = replace(QUICK, **fields)  # type: ignore[arg-type]
         command = stub_command(tmp_path / "lives", *starts)
@@ -64,7 +76,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
             command=command,
             limits=limits,
         )
-        made.append(LocalBackend(pool))
+        made.append(LocalBackend(pool, clock=clock))
         return made[-1]
 
     yield make_one
@@ -209,6 +221,62 @@ async def test_a_deadline_leaves_what_ends_in_time_alone(make: Make) -> None:
     backend = make()
     await backend.start()
     assert text(await collect(backend, request("answer 2", timeout_s=60.0))) == "0 1 "
+
+
+async def expected(backend: LocalBackend) -> float:
+    """Start a backend. Return the predicted seconds to a first token once its worker's speed is known."""
+    await backend.start()
+    await eventually(lambda: backend.estimate(request("answer 1")).first_token_s is not None)
+    first_token_s = backend.estimate(request("answer 1")).first_token_s
+    assert first_token_s is not None
+    return first_token_s
+
+
+@pytest.mark.parametrize("kind", ["need", "timeout_s"])
+async def test_what_is_predicted_to_miss_its_limit_is_refused_until_the_worker_has_idled(make: Make, kind: str) -> None:
+    """After idling, one may show that the machine is faster now."""
+    clock = FakeClock()
+    backend = make("rated 10", clock=clock)
+    first_token_s = await expected(backend)
+
+    def limited(limit_s: float) -> GenerateRequest:
+        limit = {"need": Need(first_token_s=limit_s)} if kind == "need" else {"timeout_s": limit_s}
+        return request("answer 1", **limit)
+
+    with pytest.raises(DeadlineUnreachable, match="the first token is expected in") as refused:
+        await collect(backend, limited(0.15 * first_token_s))
+    assert refused.value.expected_s == first_token_s
+    assert backend.estimate(request("")).num_live == 0
+    assert text(await collect(backend, limited(100 * first_token_s))) == "0 "
+    clock.advance(150)
+    assert text(await collect(backend, limited(0.15 * first_token_s))) == "0 "
+
+
+async def test_a_request_that_still_waits_at_its_limit_is_not_computed(make: Make) -> None:
+    backend = make(parallel=1)
+    await backend.start()
+    running = asyncio.create_task(collect(backend, request("wait")))
+    await eventually(lambda: backend.estimate(request("")).num_live == 1)
+    got: list[Step] = []
+    with pytest.raises(DeadlineUnreachable, match="had to come within 50 ms, and the request still waited"):
+        async for step in steps_of(
+            backend.generate, request("wait", "r2", need=Need(first_token_s=0.05), timeout_s=WITHIN_S)
+        ):
+            got.append(step)
+    assert got == [Step((Queued(1),))]
+    await eventually(lambda: backend.estimate(request("")).num_live == 1)
+    backend.cancel("r1")
+    assert reason(await running) is FinishReason.CANCELLED
+
+
+async def test_a_request_with_a_slot_learns_that_it_will_miss_its_target(make: Make) -> None:
+    backend = make("rated 10")
+    first_token_s = await expected(backend)
+    late = await collect(backend, request("answer 1", target=Target(0.9 * first_token_s, 1.0)))
+    assert late[0] == Step((Queued(0, first_token_s),))
+    assert text(late) == "0 "
+    in_time = await collect(backend, request("answer 1", "r2", target=Target(WITHIN_S, 1.0)))
+    assert isinstance(in_time[0].deltas[0], Started)
 
 
 async def test_a_slow_reader_delays_nobody_and_loses_nothing(make: Make) -> None:
