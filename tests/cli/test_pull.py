@@ -208,7 +208,8 @@ def test_two_pulls_at_once_download_once(shell: Shell, hub: HubServer) -> None:
     assert "downloaded 300.7 kB" in first.communicate(timeout=patient(60))[0]
     assert json.loads(second.communicate(timeout=patient(60))[0].splitlines()[-1])["downloaded_bytes"] == 0
     assert (first.returncode, second.returncode) == (0, 0)
-    assert len(hub.asked("GET", "storage")) == 1
+    # On a slow machine, the pause may be too long for the first: it then goes on where it was, by a range of bytes.
+    assert [request.byte_range for request in hub.asked("GET", "storage")].count(None) == 1
 
 
 def steps(total: int, *done: int) -> list[Progress]:
