@@ -183,7 +183,11 @@ PROMISES = [
         "tests/api/page/test_files.py::test_the_policy_forbids_what_the_page_does_not_need",
     ),
     (TERMINAL, "With `--forget`, the daemon keeps nothing of any chat there.", FORGOTTEN),
-    (VOICE, "It is kept in memory only.", f"{ON_WYOMING}::test_it_is_one_client_and_leaves_no_conversation_behind"),
+    (
+        VOICE,
+        "It is kept in memory only, and so are its cached prompts.",
+        f"{ON_WYOMING}::test_it_is_one_client_and_leaves_no_conversation_behind",
+    ),
     (VOICE, "Nothing of it is sent or stored", "tests/api/responses/socket/test_ahead.py::test_any_other_create"),
     (MODELS, "The token is never an argument, and is never logged", "tests/cli/test_pull.py::test_the_hub_s_token_is"),
     (MODELS, "are never unloaded to make room", "tests/worker/parent/pool/test_many_models.py::test_preloaded_models"),

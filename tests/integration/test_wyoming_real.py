@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from wyoming.client import AsyncTcpClient
 from wyoming.event import Event
 from wyoming.info import Describe, Info
 
+from edgeagent import cache_folder
 from tests.integration.conftest import Daemon, serving
 from tests.patience import patient
 from tests.worker.support import eventually
@@ -30,6 +32,11 @@ def voice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def port(voice: Daemon) -> int:
+    return port_of(voice)
+
+
+def port_of(voice: Daemon) -> int:
+    """Return the port at which a daemon speaks Wyoming."""
     found = re.search(r"tcp://127\.0\.0\.1:(\d+)", voice.log.read_text())
     assert found is not None, voice.log.read_text()
     return int(found[1])
@@ -136,17 +143,22 @@ async def test_hostile_bytes_harm_nobody(voice: Daemon, port: int) -> None:
     assert "Traceback" not in voice.log.read_text()
 
 
-async def test_it_is_one_client_and_leaves_no_conversation_behind(voice: Daemon, port: int) -> None:
-    events = await ask(port, "Remember the word xylophone.", "private")
-    async with httpx.AsyncClient(base_url=voice.url) as http:
-        listed = await http.get("/edgeagent/conversations")
-        figures = (await http.get("/metrics")).text
+async def test_it_is_one_client_and_leaves_no_conversation_behind(tmp_path: Path) -> None:
+    """Prompts go to the disk at a stop, at the latest. Blocks hold token ids, so their owners are looked up."""
+    with serving(tmp_path / "state", "builtin", "--wyoming", "0") as voice:
+        events = await ask(port_of(voice), "Remember the word xylophone.", "private")
+        async with httpx.AsyncClient(base_url=voice.url, timeout=patient(60)) as http:
+            listed = await http.get("/edgeagent/conversations")
+            figures = (await http.get("/metrics")).text
+            await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi " * 64}]})
     assert listed.status_code == 200 and "xylophone" not in listed.text
     assert 'edgeagent_requests_total{method="transcript",outcome="handled",route="wyoming"}' in figures
     log = voice.log.read_text()
     assert "xylophone" not in log and events[-2].data["text"] not in log
     kept = [path for path in voice.state_dir.rglob("*") if path.is_file()]
     assert kept and not any(b"xylophone" in path.read_bytes() for path in kept)
+    parts = cache_folder.list_parts(voice.state_dir / "cache")
+    assert {part.record and part.record.client for part in parts} == {""}, "the other prompt's alone"
 
 
 def test_it_listens_only_on_loopback_and_only_if_asked(port: int, daemon: Daemon) -> None:

@@ -265,7 +265,7 @@ class _Connection:
             max_tokens=MAX_ANSWER_TOKENS,
             tier=Tier.REALTIME,
             timeout_s=TIMEOUT_S,
-            cache=CachePolicy(partition=CLIENT, lane=lane, answers=AnswerPolicy.USE),
+            cache=CachePolicy(partition=CLIENT, persist=False, lane=lane, answers=AnswerPolicy.USE),
         )
 
     async def _speak(self, request: GenerateRequest, answer: _Answer, context: Json) -> str:
