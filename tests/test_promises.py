@@ -16,6 +16,7 @@ DESKTOP, TERMINAL, CACHE = "docs/guides/desktop-app.md", "docs/guides/terminal.m
 VOICE, MODELS, WATCH = "docs/guides/voice-assistant.md", "docs/howto/models.md", "docs/howto/watch.md"
 ANSWERS = "docs/howto/answers.md"
 README, REMOTE, PAGE = "README.md", "docs/remote.md", "docs/howto/page.md"
+REALTIME = "docs/reference/realtime.md"
 ON_KIOSK, ON_DESKTOP = "tests/integration/test_kiosk_guide.py", "tests/integration/test_desktop_guide.py"
 ON_WYOMING = "tests/integration/test_wyoming_real.py"
 ON_WAYS = "tests/integration/test_ways_out.py"
@@ -189,6 +190,11 @@ PROMISES = [
         f"{ON_WYOMING}::test_it_is_one_client_and_leaves_no_conversation_behind",
     ),
     (VOICE, "Nothing of it is sent or stored", "tests/api/responses/socket/test_ahead.py::test_any_other_create"),
+    (
+        REALTIME,
+        "No response of it is stored; the prompt cache on disk keeps its prompts, unless `store` is false.",
+        "tests/api/realtime/test_session.py::test_it_holds_after_a_delete",
+    ),
     (MODELS, "The token is never an argument, and is never logged", "tests/cli/test_pull.py::test_the_hub_s_token_is"),
     (MODELS, "are never unloaded to make room", "tests/worker/parent/pool/test_many_models.py::test_preloaded_models"),
     (

@@ -219,9 +219,10 @@ _REALTIME_DESCRIPTION = f"""\
 OpenAI's Realtime API with text. `?model=NAME` in the address chooses the model. Token, headers and close codes are \
 those of `/v1/responses`.
 
-The session keeps one conversation, until the socket closes; nothing of it is stored. `response.create` answers it, \
-one response at a time. With `conversation: "none"`, up to {MAX_APART} responses may run beside it. Each ends in \
-`response.done`, or in `error` if it was never created.
+The session keeps one conversation, until the socket closes. No response of it is stored; the prompt cache on disk \
+keeps its prompts, unless `store` is false. `response.create` answers it, one response at a time. With \
+`conversation: "none"`, up to {MAX_APART} responses may run beside it. Each ends in `response.done`, or in `error` if \
+it was never created.
 
 Prompts are computed ahead: when the settings change, and when an item is added at the end. With \
 `edgeagent: {{"ahead": true}}` in the settings, the answer begins too.
