@@ -214,6 +214,13 @@ class PolicyFile(FollowedFiles[MachinePolicy | None]):
             logger.warning("there is no machine policy any more: %s is gone", self.path)
 
 
+class QuietPolicyFile(PolicyFile):
+    """The machine's policy for a thread of its own. The daemon's other copy logs its changes."""
+
+    def _note_change(self, value: MachinePolicy | None, trouble: str) -> None:
+        del value, trouble
+
+
 def load_policy(path: Path) -> MachinePolicy | None:
     """Return the policy in a file; None if there is no file.
 

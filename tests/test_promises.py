@@ -227,6 +227,16 @@ PROMISES = [
     ),
     (
         REMOTE,
+        "does not start if an option names another machine for images, traces or kept answers.",
+        "tests/daemon/test_lifecycle.py::test_a_machine_that_keeps_all_to_itself_refuses_what_would_leave",
+    ),
+    (
+        REMOTE,
+        "with local_only no image is fetched and no trace sent",
+        "tests/daemon/test_traces.py::test_what_the_policy_keeps_here_is_not_sent",
+    ),
+    (
+        REMOTE,
         "Nothing else leaves",
         "tests/backends/remote/test_ways.py::test_rows_and_requests_are_the_same_number",
     ),

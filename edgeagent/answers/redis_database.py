@@ -29,7 +29,7 @@ from edgeagent.config import AnswersConfig
 from edgeagent.egress import ANSWERS
 from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import StoreError
-from edgeagent.machine_policy import PolicyFile
+from edgeagent.machine_policy import QuietPolicyFile
 
 TIMEOUT_S = 1.0
 """How long the thread waits for the server. An answer waits for less; see store.BUDGET_S."""
@@ -155,7 +155,7 @@ class WayOut:
 
     def __init__(self, address: str, state_dir: Path) -> None:
         self._address = address
-        self._policy = _QuietPolicy()
+        self._policy = QuietPolicyFile()
         self._ledger = Ledger(state_dir)
 
     @property
@@ -184,13 +184,6 @@ class WayOut:
 
     def close(self) -> None:
         self._ledger.close()
-
-
-class _QuietPolicy(PolicyFile):
-    """The machine's policy for a thread of its own. The daemon's other copy logs its changes."""
-
-    def _note_change(self, value: object, trouble: str) -> None:
-        del value, trouble
 
 
 class _Replies:

@@ -31,6 +31,7 @@ from edgeagent.process_settings import (
     request_short_time_slices,
     switch_threads_often,
 )
+from edgeagent.remotes.check import is_loopback
 from edgeagent.runtime_file import TOKEN_FILE, Runtime, bracketed, local_url
 from edgeagent.service.service import Service
 from edgeagent.state_files import ANSWERS_FILE, HISTORY_FILE, SIMILAR_FILE
@@ -110,6 +111,7 @@ def _forbid_cores() -> None:
 
 def _serve_and_report(config: Config, reporter: ConsoleReporter, build: Callable[[Config], StartableService]) -> int:
     try:
+        check_route(config)
         with locked_state_dir(config.state_dir), listening(config.server) as listeners:
             if config.forget:
                 _forget_conversations(config)
@@ -132,6 +134,19 @@ def _serve_and_report(config: Config, reporter: ConsoleReporter, build: Callable
     except KeyboardInterrupt:
         return ExitCode.OK
     return ExitCode.OK
+
+
+def check_route(config: Config) -> None:
+    """Raise ConfigError if the owner keeps all on this machine, and an option names another one."""
+    if config.route != "local_only":
+        return
+    urls = {
+        "trace.endpoint": (config.trace.endpoint,) if config.trace.endpoint else (),
+        "server.image_hosts": tuple(f"http://{host}" for host in config.server.image_hosts),
+    }
+    for name, named in urls.items():
+        if not all(map(is_loopback, named)):
+            raise ConfigError(f"route = local_only keeps all on this machine, but {name} names another; remove one")
 
 
 def _forget_conversations(config: Config) -> None:

@@ -21,6 +21,8 @@ from edgeagent.api.wire.request_id import REQUEST_ID, TRACE_HEADERS
 from edgeagent.egress import TRACES
 from edgeagent.egress.ledger import Ledger
 from edgeagent.errors import ConfigError, StoreError
+from edgeagent.machine_policy import QuietPolicyFile
+from edgeagent.remotes.check import is_loopback
 from edgeagent.types import ChatPrompt, GenerateRequest, JsonObjectFormat, JsonSchemaFormat, Timings
 
 if TYPE_CHECKING:
@@ -151,7 +153,8 @@ def _nanoseconds(seconds: float) -> int:
 def tracing(config: TraceConfig, state_dir: Path) -> Iterator[Tracer | None]:
     """Yield the Tracer, or None if no endpoint is configured. Send the last traces at the end, within FLUSH_S.
 
-    Each batch is recorded in the egress ledger in the state folder. If that cannot be written, nothing is sent.
+    Each batch is recorded in the egress ledger in the state folder. If that cannot be written, nothing is sent. While
+    the machine's policy keeps all here, nothing is sent to another machine.
 
     Raise ConfigError if the endpoint is not an HTTP address, or if the extra is not installed.
     """
@@ -190,18 +193,25 @@ def _provider(config: TraceConfig, state_dir: Path) -> TracerProvider:
 
 
 def _recorded_session(state_dir: Path) -> Session:
-    """Return an HTTP session that sends a request, a repeated or redirected one too, only if the ledger has its row."""
+    """Return an HTTP session that sends a request, a repeated or redirected one too, only if the policy allows it.
+
+    The ledger then has its row.
+    """
     import requests
 
     class Recorded(requests.Session):
         def __init__(self) -> None:
             super().__init__()
             self._ledger = Ledger(state_dir)
+            self._policy = QuietPolicyFile()
 
         def send(self, request: PreparedRequest, **options: Any) -> Response:
+            url = str(request.url)
+            if not is_loopback(url) and (why := self._policy.why_local):
+                raise requests.ConnectionError(why)
             try:
                 num_bytes = len(request.body) if isinstance(request.body, bytes) else 0
-                row = self._ledger.begin_own(TRACES, str(request.url), num_bytes=num_bytes)
+                row = self._ledger.begin_own(TRACES, url, num_bytes=num_bytes)
             except StoreError as error:
                 raise requests.ConnectionError(error.message) from None
             outcome = "failed"

@@ -80,12 +80,12 @@ def host_of(url: str) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL's host is this machine: a loopback address, or the name localhost."""
-    host = urlsplit(url).hostname or ""
+    """Whether a URL's host is this machine: a loopback address, or the name localhost. One that is no URL is not."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return False
 
 
 def _endpoint(endpoint: EndpointConfig, where: str, *, is_plaintext_allowed: bool) -> EndpointConfig:

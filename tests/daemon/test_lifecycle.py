@@ -16,14 +16,17 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from edgeagent.config import Config, ServerConfig
+from edgeagent.config import Config, ServerConfig, TraceConfig
 from edgeagent.daemon import lifecycle, listeners
+from edgeagent.daemon.lifecycle import check_route
 from edgeagent.daemon.listeners import bind
 from edgeagent.daemon.state import ExitCode, StartError
+from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import RUNTIME_FILE, Runtime, find_daemon, write_private
 from edgeagent.types import ModelStatus
 from tests.backends.fake import FakeBackend
@@ -199,6 +202,28 @@ def test_a_load_that_fails_leaves_its_error_alone(tmp_path: Path) -> None:
     assert process.returncode == ExitCode.FAILED
     assert "listening on" in out
     assert err == "error: fake cannot be served: the context takes more memory than is free\n"
+
+
+def test_a_machine_that_keeps_all_to_itself_refuses_what_would_leave(tmp_path: Path) -> None:
+    def why_not(**options: Any) -> str:
+        with pytest.raises(ConfigError) as refused:
+            check_route(Config(route="local_only", **options))
+        check_route(Config(**options))  # auto keeps requests here while there is no remote, and no more
+        return refused.value.message
+
+    images, collector = ServerConfig(image_hosts=("127.0.0.1:8080", "*")), "http://collector.invalid:4318"
+    assert "but server.image_hosts names another" in why_not(server=images)
+    assert "but trace.endpoint names another" in why_not(trace=TraceConfig(collector))
+    near = ServerConfig(image_hosts=("localhost:8080", "[::1]"))
+    check_route(Config(route="local_only", trace=TraceConfig("http://127.0.0.1:4318"), server=near))
+    command = ["serve", "--route", "local_only", "--trace-endpoint", collector, "--port", "0"]
+    process = subprocess.run(
+        [sys.executable, "-m", "edgeagent", *command, "--state-dir", str(tmp_path / "state")],
+        capture_output=True,
+        timeout=patient(60),
+        check=False,
+    )
+    assert process.returncode == ExitCode.WRONG_SETTING and b"trace.endpoint names another" in process.stderr
 
 
 def test_progress_and_failure_are_told(tmp_path: Path) -> None:

@@ -19,12 +19,14 @@ from websockets.asyncio.client import connect
 
 from edgeagent.config import Config, TraceConfig
 from edgeagent.daemon.traces import Tracer, stages, tracing
+from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.errors import ConfigError, Overloaded
 from edgeagent.service.live_service import Trace
 from edgeagent.types import Handover, Timings
 from tests.backends.fake import FakeBackend, failing
 from tests.daemon.running import Running, running
 from tests.patience import patient
+from tests.worker.support import eventually
 
 CANARY = "c4n4ry"
 CHAT = {
@@ -54,6 +56,11 @@ def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
     spans = exporter.get_finished_spans()
     assert len({span.name for span in spans}) == len(spans)
     return {span.name: span for span in spans}
+
+
+def keep_all_here(machine_policy: Path) -> None:
+    machine_policy.write_text("route = 'local_only'")
+    machine_policy.chmod(0o644)
 
 
 async def chat(server: Running) -> int:
@@ -183,8 +190,12 @@ def test_asked_for_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         pass
 
 
-async def test_spans_reach_a_collector(tmp_path: Path) -> None:
-    """Spans go over OTLP/HTTP to a collector that is only a socket; the data names the spans and holds no content."""
+async def test_spans_reach_a_collector(tmp_path: Path, machine_policy: Path) -> None:
+    """Spans go over OTLP/HTTP to a collector that is only a socket; the data names the spans and holds no content.
+
+    It is on this machine, so a policy that keeps all here lets it have them.
+    """
+    keep_all_here(machine_policy)
     got = asyncio.Event()
     bodies: list[bytes] = []
 
@@ -211,3 +222,19 @@ async def test_spans_reach_a_collector(tmp_path: Path) -> None:
     assert sent.startswith(b"POST /v1/traces ")
     assert b"gen_ai.usage.output_tokens" in sent or b"gzip" in sent.lower()
     assert CANARY.encode() not in sent
+
+
+async def test_what_the_policy_keeps_here_is_not_sent(
+    tmp_path: Path, machine_policy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The policy may come while the daemon runs."""
+    monkeypatch.setattr("edgeagent.daemon.traces.FLUSH_S", 0.0)
+    collecting = tracing(TraceConfig(endpoint="http://collector.invalid:4318"), tmp_path)
+    trace = await asyncio.to_thread(collecting.__enter__)
+    async with running(FakeBackend(), trace=trace) as server:
+        assert await chat(server) == 200
+    keep_all_here(machine_policy)
+    await asyncio.to_thread(collecting.__exit__, None, None, None)
+    await eventually(lambda: "while exporting" in caplog.text)
+    assert f"({machine_policy}) says route = local_only" in caplog.text
+    assert not list(read_rows(folder_of(tmp_path)))
