@@ -15,7 +15,7 @@ from edgeagent import __version__
 from edgeagent.types import GenerateRequest
 
 KEY_BYTES = 32
-FORM = 1
+FORM = 2
 """The form of keys and of kept answers. An answer of another form, or of another version of edgeagent, is not found."""
 
 FIELDS = (

@@ -3,7 +3,7 @@
 The idea is that of vCache (Schroeder et al., 2025, "vCache: Verified Semantic Prompt Caching"): each kept answer
 (entry) has a decision boundary of its own, a logistic function of the similarity. It is learned online from questions
 that the model answered too, and an answer is reused only where the uncertainty about that function leaves at most the
-owner's share of wrong answers.
+owner's share of wrong answers. `Memory` has one Boundary for each group of entries that are answered in the same way.
 
 **Model.** A question has the similarity s, a cosine, to its nearest entry e. The entry's answer is right with
 
@@ -12,10 +12,11 @@ owner's share of wrong answers.
 x is the logarithm of a closeness: 1 - s is half the squared distance of both vectors. So the errors vanish like a power
 of the distance. A logistic function of s itself expects errors near s = 1 that are not there.
 
-`threshold`, `steepness` and `lapse` belong to all entries. `lapse` is the share of questions whose vectors do not show
-the difference, at any similarity. `shift_e` is the entry's own, one of SHIFTS, drawn with one of the shares in SPREADS;
-the largest shift is an entry whose answer is never right for another question. vCache estimates each entry alone, so it
-needs many questions for each. Here the shares and the three parameters are estimated from all entries together.
+`threshold`, `steepness` and `lapse` belong to all entries of a group. `lapse` is the share of questions whose vectors
+do not show the difference, at any similarity. `shift_e` is the entry's own, one of SHIFTS, drawn with one of the shares
+in SPREADS; the largest shift is an entry whose answer is never right for another question. vCache estimates each entry
+alone, so it needs many questions for each. Here the shares and the three parameters are estimated from all entries
+together.
 
 **Rule.** All parameters have a prior on a grid, so the posterior is exact on that grid. With c_i = 1 if the answer to
 question i was right, and theta for the three parameters and the shares:

@@ -6,17 +6,20 @@ It joins guards, index, boundary and the test of the measured error. `SimilarAns
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgeagent.answers.similar.boundary import MIN_SIMILARITY, Boundary
+from edgeagent.answers.similar.boundary import MIN_SIMILARITY, Boundary, Observation
 from edgeagent.answers.similar.events import Compared
 from edgeagent.answers.similar.guards import refusal, refusal_alone
 from edgeagent.answers.similar.index import Index, Near, Vector
 from edgeagent.answers.similar.measured import MIN_CHECKED, ErrorTest
+from edgeagent.answers.similar.place import GROUP_BYTES
 
 MAX_QUESTIONS = 100_000
+MAX_BOUNDARIES = 8
+"""How many groups (see `place_of`) are known by what they taught. Each takes 23 KB."""
 _MAX_TIMES = 2.0
 """The largest expected error of one answer, as a multiple of `max_error`, if earlier answers left enough of the bound.
 
@@ -61,7 +64,8 @@ class Memory:
         self.max_error = max_error
         self.refused: Counter[str] = Counter()
         """How often each guard refused the nearest question, or the question alone."""
-        self.boundary = Boundary()
+        self.boundaries: dict[bytes, Boundary] = {}
+        """What each group taught, the one that learned last at the end."""
         self.test = ErrorTest(max_error)
         self._index = Index()
         self._known: dict[bytes, Known] = {}
@@ -89,7 +93,7 @@ class Memory:
         near = self._allowed(place, text, vector)
         if near is None:
             return None
-        error = self.boundary.error(*near)
+        error = self.boundary(place).error(*near)
         check = min(1.0, max(MIN_CHECKED, error / self.max_error))
         return Lookup(near, error, self._may_give(error), check)
 
@@ -121,8 +125,30 @@ class Memory:
         is_right, probability = compared.is_right, compared.check_probability
         if probability is not None:
             self.test.observe(is_right=is_right, probability=probability)
-        if compared.key in self._known:
-            self.boundary.observe(compared.key, compared.similarity, is_right=is_right)
+        known = self._known.get(compared.key)
+        if known is None:
+            return
+        boundary = self.boundary(known.place)
+        boundary.observe(compared.key, compared.similarity, is_right=is_right)
+        group = known.place[:GROUP_BYTES]
+        self.boundaries.pop(group, None)
+        self.boundaries[group] = boundary
+        if len(self.boundaries) > MAX_BOUNDARIES:
+            del self.boundaries[next(iter(self.boundaries))]
+
+    def boundary(self, place: bytes) -> Boundary:
+        """Return what was learned of the group of a place; nothing yet if it is not among the last that learned."""
+        return self.boundaries.get(place[:GROUP_BYTES]) or Boundary()
+
+    def restore(
+        self, states: Mapping[bytes, dict[str, bytes]], observed: Mapping[bytes, Sequence[Observation]]
+    ) -> None:
+        """Continue from the `state` of each group's boundary, and from what was observed of kept questions."""
+        for group, state in states.items():
+            keys = [key for key, known in self._known.items() if known.place[:GROUP_BYTES] == group]
+            boundary = Boundary()
+            if boundary.restore(state, {key: observed.get(key, ()) for key in keys}):
+                self.boundaries[group] = boundary
 
     def turn_off(self) -> None:
         """Give no more answers, since a test on another machine says that the error is above the bound."""
@@ -132,13 +158,14 @@ class Memory:
         """Forget questions. With None, forget all and what they taught: what was turned off is on again."""
         if keys is None:
             self._index, self._known = Index(), {}
-            self.boundary, self.test = Boundary(), ErrorTest(self.max_error)
+            self.boundaries, self.test = {}, ErrorTest(self.max_error)
             self._saved = self._proved = 0.0
             return
         for key in keys:
-            if self._known.pop(key, None) is not None:
+            known = self._known.pop(key, None)
+            if known is not None:
                 self._index.remove(key)
-                self.boundary.forget(key)
+                self.boundary(known.place).forget(key)
 
     def starting_with(self, ids: Collection[str]) -> list[bytes]:
         """Return the keys that begin with one of these hexadecimal ids, all of one length."""
@@ -163,7 +190,7 @@ class Memory:
             "measured_error": self.test.measured,
             "num_checked": self.test.num_checked,
             "num_found_wrong": self.test.num_wrong,
-            "num_compared": self.boundary.num_observed,
+            "num_compared": sum(each.num_observed for each in self.boundaries.values()),
             "refused": dict(self.refused),
         }
 

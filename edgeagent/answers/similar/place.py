@@ -7,6 +7,9 @@ from dataclasses import replace as replaced
 from edgeagent.answers.key import Question
 from edgeagent.types import ChatPrompt, Message, TextFormat, replace
 
+GROUP_BYTES = 8
+"""The first bytes of a place are the digest of its group: of all that decides how a model answers any question."""
+
 
 def asked_text(question: Question, remote: str) -> str | None:
     """Return the text of the last user turn; None if the request is never answered from similarity.
@@ -31,9 +34,18 @@ def place_of(question: Question, secret: bytes) -> bytes:
 
     Only questions of one place are compared: the same model, client, instructions, history, and sampling. So what a
     question refers to in the history is the same too, and instructions with a clock never meet the same place again.
+
+    The first GROUP_BYTES are equal for places that differ only in client, day and history, which few questions share.
+    What one group taught says nothing of another: a newer model, or one that is to repeat what it hears, may give
+    almost equal questions answers of their own.
     """
-    prompt = question.request.prompt
+    request, prompt = question.request, question.request.prompt
     assert isinstance(prompt, ChatPrompt)
     *earlier, last = prompt.messages
-    without = replace(prompt, messages=(*earlier, replace(last, content="")))
-    return replaced(question, request=replace(question.request, prompt=without)).key(secret)
+    instructions = [each for each in earlier if each.role == "system"]
+
+    def digest(of: Question, messages: list[Message]) -> bytes:
+        return replaced(of, request=replace(request, prompt=replace(prompt, messages=tuple(messages)))).key(secret)
+
+    group = digest(replaced(question, partition="", day=""), instructions)
+    return group[:GROUP_BYTES] + digest(question, [*earlier, replace(last, content="")])[GROUP_BYTES:]

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from msgspec import DecodeError, Struct, msgpack
 
+from edgeagent import __version__
 from edgeagent.answers.key import FORM
 from edgeagent.answers.seal import Seal
 from edgeagent.sqlite_files import DamagedError, is_damage, open_private, set_aside, transaction
@@ -36,13 +37,17 @@ class Kept(Struct, frozen=True):
 
 
 class Learned(Struct, frozen=True):
-    """What all questions taught. `model`: the embedding model's file. For the rest see Boundary and ErrorTest."""
+    """What all questions taught. `model`: the embedding model's file. `judge`: who compared answers.
+
+    `boundaries`: the state of each group's boundary. For `test` see ErrorTest. `form`: another has other places.
+    """
 
     model: str
+    judge: str
     max_error: float
-    boundary: dict[str, bytes]
+    boundaries: dict[bytes, dict[str, bytes]]
     test: dict[str, float | list[float]]
-    form: int = FORM
+    form: tuple[int, str] = (FORM, __version__)
 
 
 class Records:
@@ -54,7 +59,7 @@ class Records:
         self.trouble: str | None = None
 
     def load(self) -> tuple[Learned | None, dict[bytes, Kept]]:
-        """Return what was kept; nothing of it if its form or its version is another one."""
+        """Return what was kept. If its form is another one, or cannot be read, return nothing, and remove it."""
         rows: list[tuple[bytes, bytes]] = self._try(
             lambda connection: connection.execute("SELECT key, sealed FROM records").fetchall(), []
         )
@@ -67,7 +72,11 @@ class Records:
                     learned = msgpack.decode(content, type=Learned)
                 elif content is not None:
                     kept[key] = msgpack.decode(content, type=Kept)
-        return (learned, kept) if learned is not None and learned.form == FORM else (None, {})
+        if learned is not None and learned.form == (FORM, __version__):
+            return learned, kept
+        if rows:
+            self.remove(None)
+        return None, {}
 
     def put(self, learned: Learned | None, kept: dict[bytes, Kept]) -> None:
         """Write what was learned, if it is not None, and these questions."""

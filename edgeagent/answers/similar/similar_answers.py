@@ -76,7 +76,7 @@ _FRESH_S = 1.0
 """How old what is known of a shared log may be when an answer is given."""
 _PAGE = 500
 _SAVED_EVERY = 32
-"""After this many events what all questions taught is written: 0.1 MB. A crash loses what the last ones did."""
+"""After this many events what all questions taught is written: up to 0.2 MB. A crash loses what the last ones did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,11 @@ class SimilarAnswers:
         """Read what was learned before. A shared log is read when the first question is looked up."""
         if self._log is None:
             learned, kept = await self._in_thread(self._records.load)
-            if learned is not None:
+            if learned is not None and learned.judge == self._options.judge:
                 self._embedder = learned.model
                 self._restore(learned, kept)
+            elif learned is not None:
+                self._remove(None)
         self._workers = [asyncio.create_task(self._run_work(each)) for each in (self._comparisons, self._checks)]
 
     async def close(self) -> None:
@@ -338,13 +340,12 @@ class SimilarAnswers:
     # What is kept.
 
     def _restore(self, learned: Learned, kept: dict[bytes, Kept]) -> None:
-        observations = {key: [Observation(*each) for each in one.observations] for key, one in kept.items()}
-        if not self.memory.boundary.restore(learned.boundary, observations):
-            return
-        if learned.max_error == self._options.max_error:
-            self.memory.test.restore(learned.test)
         for key, each in kept.items():
             self.memory.add(each.place, key, each.text, vector_of(each.vector))
+        observed = {key: [Observation(*each) for each in one.observations] for key, one in kept.items()}
+        self.memory.restore(learned.boundaries, observed)
+        if learned.max_error == self._options.max_error:
+            self.memory.test.restore(learned.test)
 
     def _note(self, event: Event) -> None:
         """Learn an event: at once, or from the shared log, so that all machines learn in the same order."""
@@ -439,13 +440,15 @@ class SimilarAnswers:
             return
         memory, learned, kept = self.memory, None, {}
         if is_whole or self._num_unsaved % _SAVED_EVERY == 0:
-            learned = Learned(self._embedder, memory.max_error, memory.boundary.state(), memory.test.state())
+            boundaries = {group: each.state() for group, each in memory.boundaries.items()}
+            learned = Learned(self._embedder, self._options.judge, memory.max_error, boundaries, memory.test.state())
             self._num_unsaved = 0
         self._num_unsaved += 1
         for key in keys:
             known, vector = memory.known(key), memory.vector(key)
             if known is not None and vector is not None:
-                observations = tuple((each.similarity, each.is_right) for each in memory.boundary.observations(key))
+                observed = memory.boundary(known.place).observations(key)
+                observations = tuple((each.similarity, each.is_right) for each in observed)
                 kept[key] = Kept(known.place, known.text, as_bytes(vector), observations)
         self._write(lambda: self._records.put(learned, kept))
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -90,9 +91,9 @@ async def test_a_client_that_only_reads_teaches_and_leaves_nothing(model_file: P
         assert await ask(answers, "Where are the toilets?", AnswerPolicy.USE) == ""
         await until(lambda: similar.memory.num_questions == 1)
         assert await ask(answers, "Hello, where are the toilets?", AnswerPolicy.READ) == ""
-        await until(lambda: similar.memory.boundary.num_observed == 1)
+        await until(lambda: similar.status()["num_compared"] == 1)
         await similar.settled()
-        assert similar.memory.boundary.num_wrong == 0
+        assert [each.num_wrong for each in similar.memory.boundaries.values()] == [0]
         assert similar.memory.num_questions == answers.store.num_answers == 1
         # Their vectors are equal, so one right answer is enough for this bound.
         backend.is_slow = True
@@ -130,7 +131,7 @@ async def test_a_lookup_that_ends_after_the_first_content_gives_nothing_and_teac
             backend.embedded.opened.set()
             assert await client == ""
             await similar.settled()
-            assert similar.memory.boundary.num_observed == number
+            assert similar.status()["num_compared"] == number
         assert similar.status()["num_checked"] == 0
 
 
@@ -172,12 +173,12 @@ async def test_a_question_whose_answer_is_gone_is_forgotten_and_teaches_nothing(
         for number, hello in enumerate(("", "Hello, ", "Hi, ")):
             assert await ask(answers, f"{hello}where are the toilets?", AnswerPolicy.USE) == ""
             await similar.settled()
-            assert (similar.memory.num_questions, similar.memory.boundary.num_observed) == (1, 0), number
+            assert (similar.memory.num_questions, similar.status()["num_compared"]) == (1, 0), number
             assert await answers.store.forget(None) == 1  # as if it had expired
         assert await ask(answers, "Where are the toilets?", AnswerPolicy.USE) == ""
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == ""
         await similar.settled()
-        assert similar.memory.boundary.num_observed == 1
+        assert similar.status()["num_compared"] == 1
         assert [each.num_uses for each in await answers.listed(None, 5)] == [0, 0], "a comparison is no use"
 
 
@@ -196,6 +197,30 @@ async def test_another_file_of_the_embedding_model_begins_anew(model_file: Path)
         assert await ask(answers, "Where is the exit?", AnswerPolicy.USE) == ""
         await similar.settled()
         assert similar.memory.num_questions == 1
+
+
+async def test_what_was_learned_is_known_after_a_restart_unless_another_judge_compares(
+    model_file: Path, tmp_path: Path
+) -> None:
+    backend = OneVector(model_file)
+    toilets = "where are the toilets?"
+    runs = [
+        ("model", (toilets, f"hello, {toilets}"), (1, 1)),
+        ("model", (f"hi, {toilets}",), (1, 2)),
+        ("text", (), (0, 0)),
+    ]
+    for judge, asked, expected in runs:
+        options: dict[str, Any] = {"similar": True, "embedding_model": "fake", "max_error": 0.001, "judge": judge}
+        async with caching(backend, tmp_path / "answers.sqlite3", **options) as answers:
+            path = tmp_path / "similar.sqlite3"
+            similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, path, "remote")
+            answers.similar = similar
+            await similar.start()
+            for text in asked:
+                policy = AnswerPolicy.USE if text == toilets else AnswerPolicy.READ
+                assert await ask(answers, text, policy) == ""
+                await similar.settled()
+            assert (similar.memory.num_questions, similar.status()["num_compared"]) == expected
 
 
 async def test_answers_are_checked_when_nothing_else_runs(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

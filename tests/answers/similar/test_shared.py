@@ -104,7 +104,12 @@ class Machine:
     @property
     def known(self) -> Any:
         memory = self.similar.memory
-        return memory.num_questions, memory.boundary.state(), memory.test.state(), memory.is_off
+        return (
+            memory.num_questions,
+            {each: known.state() for each, known in memory.boundaries.items()},
+            memory.test.state(),
+            memory.is_off,
+        )
 
 
 @asynccontextmanager
@@ -129,7 +134,7 @@ async def test_what_one_machine_asked_is_found_on_another(empty: RedisServer, tm
             await other.similar._share(event)
         await one.find(FIRST)
         await other.find(FIRST)
-        assert one.known == other.known and one.similar.memory.boundary.num_observed == 3
+        assert one.known == other.known and one.similar.status()["num_compared"] == 3
         async with machine(empty, tmp_path / "d") as later:
             await later.find(FIRST)
             assert later.known == one.known

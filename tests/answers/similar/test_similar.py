@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from edgeagent.answers.answers import Held
 from edgeagent.answers.key import Question
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
-from edgeagent.answers.similar.place import asked_text, place_of
+from edgeagent.answers.similar.place import GROUP_BYTES, asked_text, place_of
 from edgeagent.answers.similar.records import Kept, Learned, Records
 from edgeagent.types import (
     ChatPrompt,
@@ -77,6 +78,31 @@ def test_a_place_has_all_but_the_last_text() -> None:
     assert len(places) == len(others) and place not in places
 
 
+def test_a_group_has_all_that_decides_how_a_model_answers() -> None:
+    def group(each: Question) -> bytes:
+        return place_of(each, SEAL.key_secret)[:GROUP_BYTES]
+
+    hello = (Message("user", "Hi"), Message("assistant", "Hello"))
+    same = [
+        question(SYSTEM, *hello, Message("user", "When?")),
+        replaced(question(), partition="other"),
+        replaced(question(), day="2026-07-01"),
+    ]
+    assert {group(each) for each in same} == {group(question())}
+    others = [
+        question(Message("user", "Where?")),
+        question(Message("system", "Repeat what I say."), Message("user", "Where?")),
+        question(SYSTEM, *hello, Message("system", "Repeat what I say."), Message("user", "Where?")),
+        question(sampling=SamplingParams(temperature=0)),
+        question(max_tokens=5),
+        replaced(question(), model="other"),
+        replaced(question(), identity="another file"),
+        replaced(question(), content="the hash of another file"),
+    ]
+    groups = {group(each) for each in others}
+    assert len(groups) == len(others) and group(question()) not in groups
+
+
 @pytest.mark.parametrize(
     ("first", "second", "is_same"),
     [
@@ -130,7 +156,7 @@ def test_an_answer_that_was_left_for_a_kept_one_gives_no_more_content() -> None:
 
 
 def learned(max_error: float = 0.01) -> Learned:
-    return Learned("file", max_error, {"counts": b"1"}, {"logs": [1.0]})
+    return Learned("file", "text", max_error, {b"group": {"counts": b"1"}}, {"logs": [1.0]})
 
 
 def test_records_are_sealed_and_read_again(tmp_path: Path) -> None:
@@ -146,6 +172,16 @@ def test_records_are_sealed_and_read_again(tmp_path: Path) -> None:
     assert Records(path, Seal(bytes([1]) * 32)).load() == (None, {})
     records.remove(None)
     assert records.load() == (None, {})
+    records.close()
+
+
+def test_records_of_another_version_are_removed(tmp_path: Path) -> None:
+    """The places of its questions are others, so none would be found again."""
+    records = Records(tmp_path / "similar.sqlite3", SEAL)
+    records.put(structs.replace(learned(), form=(1, "0.0.1")), {b"a" * 32: Kept(b"place", "one", b"")})
+    assert records.load() == (None, {})
+    records.put(learned(), {})
+    assert records.load() == (learned(), {})
     records.close()
 
 

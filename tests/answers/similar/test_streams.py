@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from edgeagent.answers.key import KEY_BYTES
 from edgeagent.answers.similar.events import Compared
 from edgeagent.answers.similar.index import Near, Vector
-from edgeagent.answers.similar.memory import Lookup, Memory
+from edgeagent.answers.similar.memory import MAX_BOUNDARIES, Lookup, Memory
+from edgeagent.answers.similar.place import GROUP_BYTES
 from tests.answers.similar.paraphrases import Asked, negatives, stream
 from tests.answers.similar.streams import PLACE, Result, best_threshold, run, without_repeats
 
@@ -71,13 +73,38 @@ def test_when_the_answers_change_few_wrong_ones_are_given() -> None:
     assert result.num_wrong < 0.2 * len(changed)
 
 
+def test_what_one_model_taught_says_nothing_of_another_and_few_are_known() -> None:
+    """A newer model may give almost equal questions answers of their own. Only comparisons of its answers show that."""
+    memory = Memory(0.01)
+    vector = np.eye(1, 4, dtype=np.float32)[0]
+    text = "Where are the toilets?"
+    places = [bytes([number]) * KEY_BYTES for number in range(MAX_BOUNDARIES + 1)]
+    sure = []
+    for place in places:
+        memory.add(place, place, text, vector)
+        before = memory.look_up(place, f"Hello, {text}", vector)
+        assert before is not None and not before.is_sure
+        for _ in range(80):
+            memory.learn(Compared(place, 0.98, True))
+        for each in places[:2]:  # the first one goes on to learn, and the second does not
+            lookup = memory.look_up(each, f"Hello, {text}", vector)
+            sure.append(lookup is not None and lookup.is_sure)
+        memory.learn(Compared(places[0], 0.98, True))
+    assert sure[:4] == [True, False, True, True] and sure[-4:] == [True, True, True, False]
+    # A client's other questions have another place, but are answered in the same way.
+    group = places[0][:GROUP_BYTES]
+    memory.add(group.ljust(KEY_BYTES, b"x"), b"other", text, vector)
+    lookup = memory.look_up(group.ljust(KEY_BYTES, b"x"), f"Hello, {text}", vector)
+    assert lookup is not None and lookup.is_sure
+
+
 def test_it_turns_itself_off_and_says_so_until_all_is_forgotten() -> None:
     memory = Memory(0.03)
     vector = np.eye(1, 4, dtype=np.float32)[0]
     text = "Where are the toilets?"
     for number in range(100):
         memory.add(PLACE, b"%d" % number, text, vector)
-        memory.boundary.observe(b"%d" % number, 0.98, is_right=True)
+        memory.learn(Compared(b"%d" % number, 0.98, True))
     lookup = memory.look_up(PLACE, f"Hello, {text}", vector)
     assert lookup is not None and lookup.is_sure
     for _ in range(20):
@@ -97,7 +124,7 @@ def test_an_answer_above_the_bound_is_given_after_surer_ones_only() -> None:
     text = "Where are the toilets?"
     for number in range(70):
         memory.add(PLACE, b"%d" % number, text, vector)
-        memory.boundary.observe(b"%d" % number, 0.98, is_right=True)
+        memory.learn(Compared(b"%d" % number, 0.98, True))
     expected = []
     near = np.array([0.971, np.sqrt(1 - 0.971**2), 0, 0], np.float32)
     for asked in (near, vector, near, near):
