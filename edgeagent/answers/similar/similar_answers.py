@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgeagent import metrics
-from edgeagent.answers.answer import Answer
+from edgeagent.answers.answer import ID_CHARS, Answer
 from edgeagent.answers.key import FORM, Question
 from edgeagent.answers.lookup import Found
 from edgeagent.answers.rules import KIOSK
@@ -119,7 +119,8 @@ class SimilarAnswers:
         self._workers: list[asyncio.Task[None]] = []
         self._writes: set[asyncio.Future[None]] = set()
         self._num_unsaved = 0  # events since what all questions taught was written
-        self._generation = 0  # how often questions were forgotten; what is learned meanwhile may be of one of them
+        self._generation = 0  # how often all was forgotten; what had begun before is not learned
+        self._to_add: dict[str, bytes] = {}  # requests whose questions are to be kept, and under which keys
         self._log = log
         self._position = FIRST  # up to which the log is applied
         self._fresh_until_s = 0.0
@@ -192,10 +193,15 @@ class SimilarAnswers:
         looking = self._pending.pop(question.request.id, None)
         if looking is not None:
             generation = self._generation
-            self._later(self._comparisons, lambda: self._learn(looking, question, key, answer, generation))
+            is_waiting = self._later(self._comparisons, lambda: self._learn(looking, question, answer, generation))
+            if is_waiting and key is not None:
+                self._to_add[question.request.id] = key
 
     def forget(self, keys: Collection[str] | None) -> None:
-        self._generation += 1
+        # Checks and comparisons go on. If those of forgotten answers were left out, wrong ones would be measured less.
+        if keys is not None:
+            ids = set(keys)
+            self._to_add = {name: key for name, key in self._to_add.items() if key.hex()[:ID_CHARS] not in ids}
         forgotten = Forgotten(None if keys is None else tuple(self.memory.starting_with(keys)))
         self._apply(forgotten)
         if self._log is not None and forgotten.keys != ():
@@ -252,9 +258,12 @@ class SimilarAnswers:
 
     # What is learned, in idle time.
 
-    def _later(self, queue: _Queue, act: Callable[[], Awaitable[None]]) -> None:
+    def _later(self, queue: _Queue, act: Callable[[], Awaitable[None]]) -> bool:
+        """Do it when there is time; return False if too much waits already."""
         with suppress(asyncio.QueueFull):
             queue.put_nowait(act)
+            return True
+        return False
 
     async def _run_work(self, queue: _Queue) -> None:
         while True:
@@ -272,23 +281,23 @@ class SimilarAnswers:
         await self._checks.join()
 
     async def _learn(
-        self,
-        looking: asyncio.Task[_Asked | None],
-        question: Question,
-        key: bytes | None,
-        answer: Answer,
-        generation: int,
+        self, looking: asyncio.Task[_Asked | None], question: Question, answer: Answer, generation: int
     ) -> None:
-        asked = await looking
-        if asked is None or answer.has_calls or answer.end.reason is not FinishReason.STOP:
-            return
-        is_right = None if asked.lookup is None else await self._is_right(asked, asked.lookup, question, answer.text)
-        if generation != self._generation:
-            return
-        if asked.lookup is not None and is_right is not None:
-            self._note(Compared(*asked.lookup.near, is_right))
-        if key is not None:
-            self._note(Added(key, asked.place, asked.text, as_bytes(asked.vector)))
+        request_id = question.request.id
+        try:
+            asked = await looking
+            if asked is None or answer.has_calls or answer.end.reason is not FinishReason.STOP:
+                return
+            lookup = asked.lookup
+            is_right = None if lookup is None else await self._is_right(asked, lookup, question, answer.text)
+            if generation != self._generation:
+                return
+            if lookup is not None and is_right is not None:
+                self._note(Compared(*lookup.near, is_right))
+            if request_id in self._to_add:
+                self._note(Added(self._to_add[request_id], asked.place, asked.text, as_bytes(asked.vector)))
+        finally:
+            self._to_add.pop(request_id, None)
 
     async def _is_right(self, asked: _Asked, lookup: Lookup, question: Question, answer: str) -> bool | None:
         """Whether the answer to the nearest question would have been right, by the model's own; None if unknown."""

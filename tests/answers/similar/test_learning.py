@@ -42,6 +42,7 @@ class OneVector(ModelBackend):
     """
 
     is_slow = False
+    says = "Downstairs."
 
     def __init__(self, path: Path) -> None:
         self.embedded = Gate()
@@ -50,7 +51,7 @@ class OneVector(ModelBackend):
 
     def _answer(self, request: GenerateRequest) -> Iterable[Act]:
         self.embedded = Gate()
-        return Started(3, 0), self.embedded, TextDelta("Downstairs."), finished()
+        return Started(3, 0), self.embedded, TextDelta(self.says), finished()
 
     async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
         """Return one vector for all texts."""
@@ -63,6 +64,13 @@ class OneVector(ModelBackend):
     def statuses(self) -> list[ModelStatus]:
         """Return the models with `num_others` requests of other clients."""
         return [replace(status, num_live=self.num_others) for status in super().statuses()]
+
+
+class Always(Random):
+    """It lets each answer be checked."""
+
+    def random(self) -> float:
+        return 0.0
 
 
 async def ask(answers: Answers, text: str, policy: AnswerPolicy) -> str:
@@ -164,6 +172,24 @@ async def test_what_is_forgotten_before_it_is_learned_is_not_learned(model_file:
         assert similar.memory.num_questions == 0
 
 
+async def test_only_what_is_forgotten_is_not_learned(model_file: Path) -> None:
+    """A client's DELETE of one answer costs no other question."""
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake") as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        answers.similar = similar  # it is not started, so what is to be learned waits
+        for text in ("Where are the toilets?", "Can I pay by card?"):
+            assert await ask(answers, text, AnswerPolicy.USE) == ""
+        forgotten = next(each.id for each in await answers.listed(None, 5) if "card" in each.question)
+        assert await answers.forget_one(forgotten, None)
+        await similar.start()
+        await similar.settled()
+        assert [known.text for known in similar.memory._known.values()] == ["Where are the toilets?"]
+        assert await ask(answers, "Can I pay by card?", AnswerPolicy.USE) == ""
+        await similar.settled()
+        assert similar.memory.num_questions == 2, "it is asked again, and kept again"
+
+
 async def test_a_question_whose_answer_is_gone_is_forgotten_and_teaches_nothing(model_file: Path) -> None:
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake") as answers:
@@ -224,10 +250,6 @@ async def test_what_was_learned_is_known_after_a_restart_unless_another_judge_co
 
 
 async def test_answers_are_checked_when_nothing_else_runs(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Always(Random):
-        def random(self) -> float:
-            return 0.0
-
     monkeypatch.setattr(similar_answers, "_LOOK_S", 0.0)
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
@@ -249,3 +271,30 @@ async def test_answers_are_checked_when_nothing_else_runs(model_file: Path, monk
         backend.embedded.opened.set()
         await similar.settled()
         assert similar.status()["num_checked"] == 1
+
+
+async def test_a_check_counts_though_its_answer_is_forgotten_meanwhile(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong answers are forgotten more often than others. Without their checks the measured error is too small."""
+    monkeypatch.setattr(similar_answers, "_LOOK_S", 0.0)
+    backend = OneVector(model_file)
+    options: dict[str, Any] = {"similar": True, "embedding_model": "fake", "max_error": 0.3, "judge": "text"}
+    async with caching(backend, **options) as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
+        answers.similar = similar
+        await similar.start()
+        for text in ("Where are the toilets?", "Hello, where are the toilets?"):
+            assert await ask(answers, text, AnswerPolicy.USE) == ""
+            await similar.settled()
+        backend.num_others, backend.is_slow, backend.says = 1, True, "Upstairs."
+        assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
+        for each in await answers.listed(None, 5):
+            assert await answers.forget_one(each.id, None)
+        num_asked = len(backend.requests)
+        backend.num_others = 0
+        await until(lambda: len(backend.requests) > num_asked)
+        backend.embedded.opened.set()
+        await similar.settled()
+        status = similar.status()
+        assert (status["num_questions"], status["num_checked"], status["num_found_wrong"]) == (0, 1, 1)
