@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from edgeagent.cli import line_reader, main, run
-from edgeagent.client import Address
+from edgeagent.client import Address, user_message
 from edgeagent.errors import ModelNotFound
 from edgeagent.runtime_file import Runtime
 from edgeagent.store.file_records import LastUse
 from edgeagent.store.names.catalog import builtin_model
 from tests.cli.conftest import StartStub
 from tests.client.daemon_stub import DaemonStub, sending, text_events
+from tests.media import RED, SILENCE
 from tests.patience import patient
 
 
@@ -102,6 +103,28 @@ def test_a_prompt_is_answered_by_the_running_daemon(
     assert request["model"] == "builtin"
     assert (request["instructions"], request["temperature"], request["max_output_tokens"]) == ("Be brief", 0.0, 9)
     assert stub.authorizations == ["Bearer secret"]
+
+
+def test_files_go_with_the_question(
+    start_stub: StartStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photo := tmp_path / "photo.png").write_bytes(RED)
+    (sound := tmp_path / "sound.wav").write_bytes(SILENCE)
+    stub = start_stub(*[sending(text_events("resp_1", "ok"))] * 3)
+    _running(monkeypatch, stub, "builtin")
+    assert main(["run", "builtin", "What is this?", str(photo)]) == 0
+    assert main(["run", "builtin", "And these?", "--audio", str(sound), "--image", str(photo)]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["run", "builtin", "And", "nowhere.png"]) == 0
+    assert "nowhere.png is no image or sound here" in capsys.readouterr().err
+    last, both = ([user_message("What is this?", RED)], [user_message("And these?", RED, SILENCE)])
+    assert [request["input"] for request in stub.received] == [last, both, "And nowhere.png"]
+    for arguments, why in (
+        (["What?", "--image", "nowhere.png"], "cannot be read"),
+        (["--image", str(photo)], "PROMPT"),
+    ):
+        assert main(["run", "builtin", *arguments]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_a_bound_that_no_daemon_accepts_is_refused_by_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
