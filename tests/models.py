@@ -30,7 +30,7 @@ LOGIT_STD = 3.0
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 INFILL_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-FILE_TOKENS = ("<|repo_name|>", "<|file_sep|>")
+FILE_TOKENS = (*INFILL_TOKENS, "<|repo_name|>", "<|file_sep|>")
 MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 # Each merge is a pair of pieces; a piece must be merged before another merge can use it.
 MERGES = [
@@ -84,8 +84,7 @@ def make_tiny_model(
     seed: int = 0,
     num_layers: int = NUM_LAYERS,
     matrix_type: GGMLQuantizationType = GGMLQuantizationType.F32,
-    infill: bool = False,
-    with_files: bool = False,
+    controls: tuple[str, ...] = (),
     num_heads: int = NUM_HEADS,
     metadata: Mapping[str, float] = {},
     max_short_context: int = 0,
@@ -95,12 +94,11 @@ def make_tiny_model(
     Matrices are quantized only if `matrix_type` is a quantized type: llama.cpp rounds what it multiplies with a
     quantized matrix, and on some processors logits then change by a hundredth with the size of a step.
 
-    All share one vocabulary; `infill` adds the tokens to fill gaps, and `with_files` those that
-    mark other files. Heads share the width; quantized KV cells need
-    heads of width 32, so two at most. `metadata` is added to the file's. `max_short_context`: contexts of more
-    tokens get the RoPE factors for long texts, as in Phi-3 and MiniCPM; 0 means that there are none.
+    All share one vocabulary, to which `controls` adds control tokens: INFILL_TOKENS, for example. Heads share the
+    width; quantized KV cells need heads of width 32, so two at most. `metadata` is added to the file's.
+    `max_short_context`: contexts of more tokens get the RoPE factors for long texts, as in Phi-3 and MiniCPM; 0 means
+    that there are none.
     """
-    controls = (*(INFILL_TOKENS if infill else ()), *(FILE_TOKENS if with_files else ()))
     model = _TinyModel(path, kind, seed, num_layers, matrix_type, controls=controls, num_heads=num_heads)
     return model.write(metadata, max_short_context)
 

@@ -25,8 +25,14 @@ from tests.models import WIDTH
 
 # gemma3: a fixed grid whose embeddings attend to each other. lfm2: a grid that follows the image's shape. ultravox:
 # sounds, by an encoder like Whisper's. qwen2vl_merger: positions in three dimensions (M-RoPE), for a model with them.
-Kind = Literal["gemma3", "lfm2", "ultravox", "qwen2vl_merger"]
-_SCALE = {"gemma3": 2, "lfm2": 2, "ultravox": 4, "qwen2vl_merger": 2}
+# idefics3: tiles of a fixed grid, with text between them.
+Kind = Literal["gemma3", "lfm2", "ultravox", "qwen2vl_merger", "idefics3"]
+_SCALE = {"gemma3": 2, "lfm2": 2, "ultravox": 4, "qwen2vl_merger": 2, "idefics3": 4}
+# The marks between the tiles of idefics3, of which an image has up to 2 × 2, in a vocabulary.
+TILE_TOKENS = (
+    *("\n\n", "<fake_token_around_image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
+)
 _MELS, _MAX_FRAMES = 80, 1500
 
 
@@ -108,6 +114,9 @@ def make_projector(path: Path, kind: Kind, *, width: int = WIDTH, seed: int = 0,
     if kind == "gemma3":
         add("mm.input_projection.weight", size.width, width, std=size.width**-0.5)
         constant("mm.soft_emb_norm.weight", size.width, 1.0)
+    elif kind == "idefics3":
+        writer.add_uint32("clip.vision.preproc_image_size", 2 * size.image)
+        add("mm.model.fc.weight", width, size.width * _SCALE[kind] ** 2)
     elif kind != "ultravox":
         first = 1 if kind == "lfm2" else 0
         add(f"mm.{first}.weight", size.num_ffn, size.width * _SCALE[kind] ** 2)

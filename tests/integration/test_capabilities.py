@@ -20,7 +20,7 @@ from edgeagent.worker.child.opening import open_model
 from edgeagent.worker.protocol import Load
 from tests.encoder_models import make_encoder
 from tests.local_template import open_here
-from tests.models import MEMORIES, make_tiny_model
+from tests.models import INFILL_TOKENS, MEMORIES, make_tiny_model
 from tests.smollm2 import MODEL
 
 KINDS = ("builtin", "smollm2", "infill", "encoder", "ranker", *MEMORIES)
@@ -34,7 +34,7 @@ def make(kind: str, folder: Path) -> Path:
         case "smollm2":
             return MODEL
         case "infill":
-            return make_tiny_model(path, MemoryKind.FULL_ATTENTION, infill=True)
+            return make_tiny_model(path, MemoryKind.FULL_ATTENTION, controls=INFILL_TOKENS)
         case "encoder":
             return make_encoder(path)
         case "ranker":

@@ -23,7 +23,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Slice
 from edgeagent.types import MemoryKind
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
-from tests.models import make_tiny_model
+from tests.models import INFILL_TOKENS, make_tiny_model
 from tests.patience import patient
 
 CONTEXT = 1024
@@ -38,7 +38,9 @@ LEAD = 0.1
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    return make_tiny_model(path, MemoryKind.FULL_ATTENTION, infill=True, matrix_type=GGMLQuantizationType.F32)
+    return make_tiny_model(
+        path, MemoryKind.FULL_ATTENTION, controls=INFILL_TOKENS, matrix_type=GGMLQuantizationType.F32
+    )
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from edgeagent.types import (
 from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, describe_no_media, make_template
 from edgeagent.worker.protocol import Load
 from tests.local_template import open_here
-from tests.models import make_tiny_model
+from tests.models import FILE_TOKENS, INFILL_TOKENS, make_tiny_model
 
 PARTS = (
     "<|im_start|>",
@@ -132,7 +132,9 @@ def test_a_model_without_a_projector_says_what_to_pull(tools: Tools) -> None:
 def test_other_files_stand_before_a_gap(tmp_path: Path, with_files: bool) -> None:
     """Each file has the model's mark, or its name alone if there is no mark."""
     tools = Tools(
-        make_tiny_model(tmp_path / "tiny.gguf", MemoryKind.FULL_ATTENTION, infill=True, with_files=with_files)
+        make_tiny_model(
+            tmp_path / "tiny.gguf", MemoryKind.FULL_ATTENTION, controls=FILE_TOKENS if with_files else INFILL_TOKENS
+        )
     )
     files = (("a.py", "A = 1\n"), ("b.py", "<|fim_middle|>"))
     gap = tools.reader.read(TextPrompt("the boy ", " the town"))

@@ -50,7 +50,7 @@ from tests.conftest import TinyModel
 from tests.engine.test_cpu_threads import Machine as Cores
 from tests.integrity import check_integrity
 from tests.local_template import open_here
-from tests.models import make_tiny_model
+from tests.models import INFILL_TOKENS, make_tiny_model
 from tests.peer.shelf import TWINS, make_model
 
 CONTEXT = 512
@@ -99,7 +99,7 @@ def generate(host: Host, prompt: Prompt, **fields: object) -> list[int]:
 @pytest.fixture(scope="module")
 def infill_host(tmp_path_factory: pytest.TempPathFactory) -> Host:
     path = tmp_path_factory.mktemp("infill") / "infill.gguf"
-    return load(make_tiny_model(path, MemoryKind.FULL_ATTENTION, infill=True))
+    return load(make_tiny_model(path, MemoryKind.FULL_ATTENTION, controls=INFILL_TOKENS))
 
 
 def pieces(host: Host, prompt: Prompt) -> list[str]:
@@ -247,7 +247,7 @@ class TestLoad:
             load(make_encoder(tmp_path / "bert.gguf"))
 
     def test_a_draft_with_another_number_of_tokens_is_left_out(self, tiny_model: TinyModel, tmp_path: Path) -> None:
-        draft = make_tiny_model(tmp_path / "more.gguf", MemoryKind.FULL_ATTENTION, infill=True)
+        draft = make_tiny_model(tmp_path / "more.gguf", MemoryKind.FULL_ATTENTION, controls=INFILL_TOKENS)
         host = load(tiny_model(MemoryKind.FULL_ATTENTION), draft)
         (warning,) = host.warnings
         assert "tokens in its vocabulary" in warning and "must share" in warning

@@ -1,4 +1,4 @@
-"""Images and sounds through a real llama.cpp, with tiny random projectors: the same words as libmtmd's own loop."""
+"""Images and sounds through a real llama.cpp, with tiny random projectors: the same words as llama.cpp's own path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgeagent.engine.cache.disk.files import Buffer, Files
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama.bindings import lib
-from edgeagent.engine.llama.projector import OpenMedium, Projector
+from edgeagent.engine.llama.projector import Chunk, OpenMedium, Projector
 from edgeagent.engine.media_tokens import is_medium
 from edgeagent.engine.runner import Rows
 from edgeagent.engine.sequence import Sequence
@@ -35,7 +35,6 @@ from edgeagent.types import (
     CachePolicy,
     ChatPrompt,
     GenerateRequest,
-    Media,
     MediaPlace,
     MemoryKind,
     Message,
@@ -59,7 +58,7 @@ from tests.models import make_tiny_model
 from tests.patience import patient
 from tests.peer.shelf import make_model
 from tests.peer.shelf.shapes import SEEING_TWIN, TWINS, Shape
-from tests.projectors import NEEDS_LIBMTMD, Kind, make_projector, medium, png, question, wav
+from tests.projectors import NEEDS_LIBMTMD, TILE_TOKENS, Kind, make_projector, medium, png, question, wav
 
 pytestmark = NEEDS_LIBMTMD
 
@@ -67,6 +66,7 @@ pytestmark = NEEDS_LIBMTMD
 MODELS: dict[str, tuple[Kind, MemoryKind | Shape]] = {
     "gemma3": ("gemma3", MemoryKind.SLIDING_WINDOW),
     "lfm2": ("lfm2", MemoryKind.HYBRID),
+    "smolvlm": ("idefics3", MemoryKind.FULL_ATTENTION),
     "ultravox": ("ultravox", MemoryKind.FULL_ATTENTION),
     # The positions of these have dimensions.
     "qwen2vl": ("qwen2vl_merger", SEEING_TWIN),
@@ -99,7 +99,7 @@ class Asker:
         self.projector_path = folder / f"mmproj-{name}.gguf"
         if not path.exists():  # else it is loaded again
             if isinstance(memory, MemoryKind):
-                make_tiny_model(path, memory)
+                make_tiny_model(path, memory, controls=TILE_TOKENS if kind == "idefics3" else ())
             else:
                 make_model(path, memory, "F32")
             make_projector(self.projector_path, kind)
@@ -150,61 +150,39 @@ def asker(tmp_path: Path) -> Iterator[Callable[..., Asker]]:
 
 
 def words_of_libmtmd(asker: Asker, prompt: ChatPrompt, num: int) -> list[int]:
-    """Return the greedy words of a plain loop: llama_decode for texts, and mtmd_helper_eval_chunk_single for media."""
+    """Return the greedy words of llama.cpp's own path: mtmd_tokenize and mtmd_helper_eval_chunks of a whole prompt."""
     host = asker.host
-    spec = host.prepare(GenerateRequest("plain", "", prompt)).spec
     assert host.media is not None
     projector, mtmd = host.media.projector, host.media.projector._mtmd
+    text = host.answer(RenderPrompt(prompt)).text.encode()
+    bitmaps = [projector._bitmap(each.data) for each in prompt.media]
+    chunks = mtmd.mtmd_input_chunks_init()
     params = lib.llama_context_default_params()
     params.n_ctx, params.n_batch, params.n_ubatch, params.n_threads = 1024, 512, 512, 1
     params.flash_attn_type, params.n_threads_batch = 0, 1
     context = lib.llama_init_from_model(host.model.handle, params)
-    position, moved, words = 0, 0, list[int]()
-
-    def compute(tokens: list[int], begin: int) -> int:
-        array = (ctypes.c_int32 * len(tokens))(*tokens)
-        batch = lib.llama_batch_get_one(array, len(tokens))
-        positions = (ctypes.c_int32 * len(tokens))(*range(begin, begin + len(tokens)))
-        batch.pos = positions
-        assert lib.llama_decode(context, batch) == 0
-        logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), (host.model.num_tokens,))
-        return int(logits.argmax())
-
+    position, words = ctypes.c_int32(), list[int]()
     try:
-        texts = [*((span.start, span.end) for span in spec.media), (len(spec.prompt), 0)]
-        chunks = [
-            (chunks, chunk)
-            for each in prompt.media
-            for chunks in [mtmd.mtmd_input_chunks_init()]
-            for chunk in _media_chunks(projector, chunks, each)
-        ]
-        for index, (start, end) in enumerate(texts):
-            words = [compute(list(spec.prompt[position:start]), position + moved)]
-            if end:
-                after = ctypes.c_int32()
-                chunk = chunks[index][1]
-                assert not mtmd.mtmd_helper_eval_chunk_single(
-                    projector._handle, context, chunk, start + moved, 0, 512, False, ctypes.byref(after)
-                )
-                moved = after.value - end
-                position = end
-        while len(words) < num:
-            words.append(compute([words[-1]], len(spec.prompt) + moved + len(words) - 1))
-        return words
+        whole = mtmd.mtmd_input_text(text, len(text), True, True)
+        array = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
+        assert mtmd.mtmd_tokenize(projector._handle, chunks, ctypes.byref(whole), array, len(bitmaps)) == 0
+        assert not mtmd.mtmd_helper_eval_chunks(
+            projector._handle, context, chunks, 0, 0, 512, True, ctypes.byref(position)
+        )
+        while True:
+            logits = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), (host.model.num_tokens,))
+            words.append(int(logits.argmax()))
+            if len(words) == num:
+                return words
+            token, place = ctypes.c_int32(words[-1]), ctypes.c_int32(position.value + len(words) - 1)
+            batch = lib.llama_batch_get_one(ctypes.pointer(token), 1)
+            batch.pos = ctypes.pointer(place)
+            assert lib.llama_decode(context, batch) == 0
     finally:
         lib.llama_free(context)
-        for each in {chunks for chunks, _ in chunks}:
-            mtmd.mtmd_input_chunks_free(each)
-
-
-def _media_chunks(projector: Any, chunks: Any, each: Media) -> list[Any]:
-    mtmd, bitmap = projector._mtmd, projector._bitmap(each.data)
-    part = mtmd.mtmd_input_part(None, bitmap)
-    parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
-    assert mtmd.mtmd_tokenize_from_parts(projector._handle, chunks, parts, 1, False) == 0
-    mtmd.mtmd_bitmap_free(bitmap)
-    found = [mtmd.mtmd_input_chunks_get(chunks, index) for index in range(mtmd.mtmd_input_chunks_size(chunks))]
-    return [chunk for chunk in found if mtmd.mtmd_input_chunk_get_type(chunk) != 0]
+        mtmd.mtmd_input_chunks_free(chunks)
+        for bitmap in bitmaps:
+            mtmd.mtmd_bitmap_free(bitmap)
 
 
 class TestWords:
@@ -271,6 +249,20 @@ class TestWords:
         num_before = own.host.media.encoder.num_encoded
         own.finish(sequence)
         assert sequence.num_cached == 0 and own.host.media.encoder.num_encoded > num_before
+
+
+def test_tiles_have_text_between_them(asker: Callable[..., Asker]) -> None:
+    own = asker("smolvlm")
+    assert own.host.media is not None
+    shown = "".join(
+        f"[{part.num_tokens}]" if isinstance(part, Chunk) else b"".join(map(own.host.model.piece, part)).decode()
+        for part in own.host.media.projector.layout(png())
+    )
+    mark = "<fake_token_around_image>"
+    assert shown == (
+        f"{mark}<row_1_col_1>[16]{mark}<row_1_col_2>[16]\n{mark}<row_2_col_1>[16]{mark}<row_2_col_2>[16]"
+        f"\n\n{mark}<global-img>[16]{mark}"
+    )
 
 
 def test_an_image_is_encoded_once(asker: Callable[..., Asker]) -> None:
@@ -356,7 +348,7 @@ def test_a_draft_model_drafts_behind_an_image(asker: Callable[..., Asker], name:
         assert sequence.num_drafted > 0
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen2vl"])
+@pytest.mark.parametrize("name", ["gemma3", "qwen2vl", "smolvlm"])
 def test_an_image_is_not_encoded_again_after_a_restart(asker: Callable[..., Asker], name: str, tmp_path: Path) -> None:
     """The text before the image differs, so its cells are of no use."""
     disk = DiskCache(str(tmp_path / "blocks"), b"s" * 32, 1 << 30, 0, 86400.0, 0, close_s=patient(30))
