@@ -30,7 +30,7 @@ from edgeagent.worker.child import process
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.protocol import Delivered
-from edgeagent.worker.sandbox import privileges
+from edgeagent.worker.sandbox import sandbox
 from edgeagent.worker.sandbox.seccomp import MACHINES
 
 _CREATE_PRIVATE = 0o1600
@@ -215,9 +215,9 @@ def become(user: int) -> None:
     os.setresgid(user, user, user)
     _check(_libc.prctl(_KEEP_CAPABILITIES, 1, 0, 0, 0))
     os.setresuid(user, user, user)
-    header = privileges._Header(privileges._CAPABILITY_VERSION_3, 0)
-    sets = (privileges._Sets * 2)()
-    sets[0].effective = sets[0].permitted = 1 << privileges._DAC_READ_SEARCH
+    header = sandbox._CapabilityHeader(sandbox._CAPABILITY_VERSION_3, 0)
+    sets = (sandbox._CapabilitySets * 2)()
+    sets[0].effective = sets[0].permitted = 1 << sandbox._DAC_READ_SEARCH
     _check(_libc.capset(ctypes.byref(header), sets))
 
 

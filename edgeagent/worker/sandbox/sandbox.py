@@ -7,6 +7,7 @@ model, the conversation and a pipe. `enclose` returns the restrictions that took
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from edgeagent.worker.sandbox import landlock, privileges, seccomp
+from edgeagent.worker.sandbox import landlock, seccomp
 
 NO_NETWORK = "no-network"
 NO_PROGRAMS = "no-programs"
@@ -38,6 +39,12 @@ _GPU_DEVICES = (
 _CUDA_DEVICES = ("nvidiactl", "dxg", "nvmap")
 # Drivers cache compiled kernels in these folders of the user's caches, and in ~/.nv; compiling them takes seconds.
 _GPU_CACHES = ("nvidia", "mesa_shader_cache", "mesa_shader_cache_db", "radv_builtin_shaders64", "AMD")
+# Source of these: capabilities(7), capset(2), include/uapi/linux/{capability,prctl}.h.
+_PR_SET_NO_NEW_PRIVS = 38
+_CAPABILITY_VERSION_3 = 0x20080522
+# A daemon that runs as root, for example in a container, must still read other users' models and lock memory.
+_DAC_OVERRIDE, _DAC_READ_SEARCH, _IPC_LOCK = 1, 2, 14
+_KEPT_CAPABILITIES = 1 << _DAC_OVERRIDE | 1 << _DAC_READ_SEARCH | 1 << _IPC_LOCK
 
 
 def set_limits() -> None:
@@ -87,7 +94,7 @@ def enclose(read: Iterable[Path], write: Iterable[Path]) -> tuple[str, ...]:
     state: list[str] = []
     # If the kernel is too old or a container forbids a restriction, the worker runs without it. The status shows this.
     with contextlib.suppress(OSError):
-        privileges.give_up()
+        _give_up_privileges()
         state.append(NO_NEW_PRIVILEGES)
     with contextlib.suppress(OSError):
         if _num_threads() == 1:
@@ -108,7 +115,7 @@ def enclose_renderer() -> None:
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError):
-        privileges.give_up()
+        _give_up_privileges()
     with contextlib.suppress(OSError):
         landlock.restrict(read=_libraries(), write=(), devices=_devices())
     with contextlib.suppress(OSError):
@@ -173,3 +180,33 @@ def _gpu_caches() -> Iterator[Path]:
     yield home / ".nv"
     caches = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     yield from (caches / name for name in _GPU_CACHES)
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class _CapabilitySets(ctypes.Structure):
+    _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
+
+
+def _give_up_privileges() -> None:
+    """Drop this thread's capabilities, except those for accessing files and locking memory.
+
+    Also set no_new_privs, so that programs executed after this gain no capabilities. Raise OSError if a call fails.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    header, sets = _CapabilityHeader(_CAPABILITY_VERSION_3, 0), (_CapabilitySets * 2)()
+    _check(libc.capget(ctypes.byref(header), sets))
+    for index, kept in enumerate((_KEPT_CAPABILITIES, 0)):
+        sets[index].effective &= kept
+        sets[index].permitted &= kept
+        sets[index].inheritable = 0
+    _check(libc.capset(ctypes.byref(header), sets))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
