@@ -39,7 +39,7 @@ CACHE = cache_dir() / "wheels" / "portable"
 LOCAL = "portable"
 """The local part of the engine's version: 0.3.36+portable. It meets the requirement ==0.3.36."""
 PLUG_INS = "edgeagent_engines"
-"""The folder beside llama_cpp that plug-in wheels share. edgeagent.engine.llama.plug_ins reads it."""
+"""The folder beside llama_cpp that plug-in wheels share. edgeagent.engine.llama.bindings reads it."""
 WINDOWS, MACOS = os.name == "nt", sys.platform == "darwin"
 PROGRESS_S = 15.0
 SYSTEM_LICENCES = Path("/usr/share/doc")

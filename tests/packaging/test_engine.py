@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from edgeagent.doctor.plug_ins import PLUG_INS, PORTABLE
-from edgeagent.engine.llama import plug_ins
+from edgeagent.engine.llama import bindings
 from tests.portable_engine import build_script
 
 COMMIT = "0c1e570"
@@ -86,7 +86,7 @@ def test_a_plug_in_lies_where_the_engine_looks(
     commit = script.read_commit(compiled)
     assert commit == COMMIT
     script.lay_out_plug_in(tmp_path / "tree", "vulkan", "0.3.36", commit, compiled, sources)
-    (library,) = plug_ins.plug_ins(tmp_path / "tree" / plug_ins.FOLDER / COMMIT)
+    (library,) = bindings.plug_ins(tmp_path / "tree" / bindings.PLUG_IN_FOLDER / COMMIT)
     assert library.stem == "libggml-vulkan"
     path = script.write_wheel(tmp_path / "tree", tmp_path / "out")
     header = HeaderParser().parsestr(metadata(zipfile.ZipFile(path), "METADATA"))
@@ -121,7 +121,7 @@ def test_a_build_without_a_commit_is_refused(script: ModuleType, compiled: Path)
 
 def test_script_and_program_agree(script: ModuleType) -> None:
     assert f"+{script.LOCAL}" == PORTABLE
-    assert script.PLUG_INS == plug_ins.FOLDER
+    assert script.PLUG_INS == bindings.PLUG_IN_FOLDER
     assert set(PLUG_INS) | {"cpu", "metal"} == set(script.BACKENDS)
 
 

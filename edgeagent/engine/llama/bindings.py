@@ -15,13 +15,12 @@ import os
 import sys
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edgeagent.engine.llama.plug_ins import load_plug_ins
 from edgeagent.errors import NOT_INSTALLED, InternalError
 from edgeagent.types import DeviceInfo
 
@@ -140,7 +139,60 @@ def commit() -> str:
     return str(function().decode().removesuffix("-dirty"))
 
 
-IS_PORTABLE = load_plug_ins(_ggml("ggml"), Path(sys.modules["llama_cpp"].__path__[0]), commit())
+# The portable engine has one library for each generation of CPUs, and ggml chooses the best one that this CPU can run.
+# A build for one machine has its back ends linked in, and no plug-in is loaded.
+#
+# Only two folders are searched: llama_cpp/lib, and that of the plug-in wheels beside llama_cpp.
+# ggml_backend_load_all() is not called, since it also searches the folder of the program and the current folder. ggml
+# also loads the library that GGML_BACKEND_PATH names: a user's own choice, like PYTHONPATH.
+PLUG_IN_FOLDER = "edgeagent_engines"
+"""Plug-in wheels put their library into this folder's COMMIT/NAME. COMMIT: the llama.cpp that it was compiled with."""
+CPU_VARIABLE = "EDGEAGENT_CPU_VARIANT"
+"""This environment variable chooses the library for a generation of CPUs: haswell, zen4 and others."""
+_PLUG_IN_ENDING = ".dll" if os.name == "nt" else ".so"  # on macOS too
+_CPU = 0  # ggml_backend_dev_type
+
+
+def _load_plug_ins(ggml: Any, package: Path, commit: str) -> bool:
+    """Load the back ends of a portable engine and its plug-ins; return False if the back ends are linked in.
+
+    `ggml` is the library of that name, and `package` the folder of llama_cpp. A plug-in that cannot be loaded is left
+    out, and ggml logs why. Raise InternalError if no library runs on this CPU.
+    """
+    if ggml.ggml_backend_reg_count():
+        return False
+    load, find = ggml.ggml_backend_load, ggml.ggml_backend_dev_by_type
+    load.restype = find.restype = ctypes.c_void_p
+    for plug_in in plug_ins(package.parent / PLUG_IN_FOLDER / commit):
+        load(os.fsencode(plug_in))
+    lib = package / "lib"
+    if wanted := os.environ.get(CPU_VARIABLE):
+        path = cpu_variants(lib).get(wanted)
+        if path is None or not load(os.fsencode(path)):
+            why = f"this CPU cannot run {path.name}" if path else f"llama.cpp has {', '.join(cpu_variants(lib))}"
+            raise InternalError(f"{CPU_VARIABLE}={wanted}: {why}")
+    else:
+        ggml.ggml_backend_load_all_from_path(os.fsencode(lib))
+    if not find(_CPU):
+        raise InternalError(f"no library in {lib} runs on this CPU; `edgeagent doctor` shows how to compile one")
+    return True
+
+
+def plug_ins(folder: Path) -> Iterator[Path]:
+    """Yield the libraries in the folder of one commit. Of several with one file name, the last in alphabetical order.
+
+    The plug-ins cuda12 and cuda13 have the same file name. Together they would list each GPU twice.
+    """
+    yield from {path.name: path for path in sorted(folder.glob(f"*/*ggml-*{_PLUG_IN_ENDING}"))}.values()
+
+
+def cpu_variants(lib: Path) -> dict[str, Path]:
+    """Return the libraries for generations of CPUs by their names; empty if this is not a portable engine."""
+    paths = sorted(lib.glob(f"*ggml-cpu-*{_PLUG_IN_ENDING}"))
+    return {path.name.partition("ggml-cpu-")[2].removesuffix(_PLUG_IN_ENDING): path for path in paths}
+
+
+IS_PORTABLE = _load_plug_ins(_ggml("ggml"), Path(sys.modules["llama_cpp"].__path__[0]), commit())
 PLUG_IN_TROUBLE = last_error()
 """What ggml said about plug-ins that cannot be loaded; "" if it loaded all."""
 

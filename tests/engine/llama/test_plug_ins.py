@@ -15,8 +15,8 @@ import pytest
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama import bindings
+from edgeagent.engine.llama.bindings import PLUG_IN_FOLDER, cpu_variants, plug_ins
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.llama.plug_ins import FOLDER, plug_ins, variants
 from edgeagent.store.names.catalog import builtin_model
 from tests.plain_loop import NEAR_TIE, PlainLoop
 from tests.portable_engine import run_with_engine, unpack_engine
@@ -72,7 +72,7 @@ def test_of_two_plug_ins_with_one_file_name_the_later_is_loaded(tmp_path: Path) 
 def test_variants_have_the_names_of_their_files(tmp_path: Path) -> None:
     paths = {name: touch(tmp_path / f"libggml-cpu-{name}{ENDING}") for name in ("x64", "haswell", "armv8.2_1")}
     touch(tmp_path / f"libggml-cpu{ENDING}")
-    assert variants(tmp_path) == paths
+    assert cpu_variants(tmp_path) == paths
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_each_library_gives_the_same_words_or_is_refused(engine: Path, model: Mo
     chosen = run(engine, ANSWER)
     check_answers(model, chosen["answers"])
     ran = []
-    for name in variants(engine / "llama_cpp" / "lib"):
+    for name in cpu_variants(engine / "llama_cpp" / "lib"):
         done = run_with_engine(engine, "-c", ANSWER, EDGEAGENT_CPU_VARIANT=name)
         if done.returncode:
             assert done.returncode == 1, f"{name} ended its process: {done.returncode} {done.stderr}"
@@ -164,7 +164,7 @@ def test_a_folder_without_libraries_is_told(engine: Path, tmp_path: Path) -> Non
 def test_a_broken_plug_in_is_left_out_and_told(engine: Path, tmp_path: Path) -> None:
     copied = tmp_path / "engine"
     shutil.copytree(engine, copied)
-    folder = copied / FOLDER / bindings.commit() / "vulkan"
+    folder = copied / PLUG_IN_FOLDER / bindings.commit() / "vulkan"
     folder.mkdir(parents=True)
     (folder / f"libggml-vulkan{ENDING}").write_bytes(b"not a library")
     described = run(copied, DESCRIBE)
