@@ -1,27 +1,47 @@
-"""`edgeagent config` and `policy`: the effective settings with their sources, and the machine's policy."""
+"""`edgeagent config` and `policy`: the effective settings with their sources, and the machine's policy.
+
+A change of config.toml that would be an error is refused. Lines are replaced, added or removed in the text, so that
+comments and the order stay.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from edgeagent.cli import config_edit
-from edgeagent.cli.display import print_json, table, tell, wrapped
+from edgeagent.cli.display import complain, print_json, table, tell, wrapped
 from edgeagent.cli.options import AsJson, ConfigFile, with_declared_options
-from edgeagent.config import Section
+from edgeagent.config import Section, UserPath
 from edgeagent.config_sources import (
     TABLES,
     LoadedConfig,
     Option,
+    config_file,
     declared_options,
     json_values,
     load_config,
+    option_named,
     table_options,
 )
+from edgeagent.errors import ConfigError
 from edgeagent.machine_policy import PolicyFile, described
+from edgeagent.runtime_file import find_daemon
+
+OptionName = Annotated[str, typer.Argument(metavar="OPTION", help="An option's name, e.g. server.port.")]
+_EMPTY = "# Options of edgeagent; `edgeagent config options` lists them all. For example:\n# [server]\n# port = 9000\n"
 
 config_app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
@@ -77,10 +97,80 @@ def options() -> None:
 
 
 # A value may begin with a minus sign, as that of engine.gpu_layers.
-config_app.command("set", context_settings={"ignore_unknown_options": True})(config_edit.set_option)
-config_app.command("unset")(config_edit.unset)
-config_app.command("check")(config_edit.check)
-config_app.command("edit")(config_edit.edit)
+@config_app.command("set", context_settings={"ignore_unknown_options": True})
+def set_option(
+    name: OptionName,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="Its value; for a list, with commas between.")],
+    config: ConfigFile = None,
+) -> None:
+    """Set an option in the config file."""
+    option = option_named(name)
+    try:
+        read = option.read(value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    literal = _literal(option, value, read)
+    _change(config, lambda text: with_value(text, name, literal))
+    loaded = load_config(file=config)
+    typer.echo(wrapped(f"{name} = {literal} in {loaded.file}"))
+    if not (source := loaded.provenance[name]).startswith("file"):
+        typer.echo(wrapped(f"The {source} is another value, and wins."))
+    _tell_daemon(loaded.config.state_dir)
+
+
+@config_app.command("unset")
+def unset(
+    names: Annotated[list[str], typer.Argument(metavar="OPTION", help="Options' names.")], config: ConfigFile = None
+) -> None:
+    """Remove options from the config file."""
+    for name in names:
+        option_named(name)
+    for name in names:
+        _change(config, lambda text, name=name: without_value(text, name))  # type: ignore[misc]
+    loaded = load_config(file=config)
+    for name in names:
+        typer.echo(wrapped(f"{name} is not set in {loaded.file}; its value is from: {loaded.provenance[name]}"))
+    _tell_daemon(loaded.config.state_dir)
+
+
+@config_app.command("check")
+def check(as_json: AsJson = False, config: ConfigFile = None) -> None:
+    """Check the config file and the environment variables. Exits with 2 if something is wrong."""
+    loaded = load_config(file=config)
+    num = sum(source.startswith("file") for source in loaded.provenance.values())
+    is_there = loaded.file.is_file()
+    tables = [f'{name}."{each}"' for name in TABLES for each in getattr(loaded.config, name)]
+    further = f" and has the table{'s' * (len(tables) > 1)} {', '.join(tables)}" if tables else ""
+    text = f"{loaded.file} is fine: it sets {num} option{'s' * (num != 1)}{further}."
+    if not is_there:
+        text = f"{loaded.file} does not exist: all options have their defaults."
+    tell({"file": str(loaded.file), "is_there": is_there, "num_options": num}, wrapped(text), as_json=as_json)
+
+
+@config_app.command("edit")
+def edit(config: ConfigFile = None) -> None:
+    """Edit the config file with $VISUAL or $EDITOR. It is replaced only if what you wrote is right."""
+    path = config_file(config).resolve()
+    before = _read(path)
+    with tempfile.TemporaryDirectory(prefix="edgeagent-") as folder:
+        draft = Path(folder, path.name)
+        draft.write_text(before or _EMPTY, encoding="utf-8")
+        while True:
+            _run_editor(draft)
+            after = draft.read_text(encoding="utf-8")
+            if after in (before, _EMPTY):
+                typer.echo("Nothing was changed.")
+                return
+            try:
+                _replace(path, after)
+            except ConfigError as error:
+                complain(error.message)
+                if sys.stdin.isatty() and typer.confirm("Edit again?", default=True, err=True):
+                    continue
+                raise ConfigError(f"{path} was not changed") from None
+            break
+    typer.echo(wrapped(f"{path} is changed."))
+    _tell_daemon(load_config(file=config).config.state_dir)
 
 
 def options_table() -> str:
@@ -220,3 +310,168 @@ def _policy_text(value: object) -> str:
             return ", ".join(f"{name}={each:g}" for name, each in value.items())
         case _:
             return str(value)
+
+
+def with_value(text: str, name: str, literal: str) -> str:
+    """Return the text of a config file in which the option `name` has the value `literal`, in TOML's notation.
+
+    Raise ConfigError if the text is written in a way that this function does not change, or is not TOML.
+    """
+    lines, (section, _, key) = text.splitlines(), name.rpartition(".")
+    found = _line_of(lines, name)
+    line = f"{key} = {literal}"
+    if found is not None:
+        written = lines[found]
+        # A dotted key (`server.port = 1`) keeps its name, and the line its comment.
+        lines[found] = f"{written.partition('=')[0].rstrip()} = {literal}{_comment(written)}"
+    elif (last := _last_line(lines, section)) is not None:
+        lines.insert(last + 1, line)
+    else:
+        lines += [*([""] if lines else []), f"[{section}]", line] if section else [line]
+    return _checked(text, lines, name, tomllib.loads(f"x = {literal}")["x"])
+
+
+def without_value(text: str, name: str) -> str:
+    """Return the text of a config file without the option `name`. Raise ConfigError as `with_value` does."""
+    lines = text.splitlines()
+    if (found := _line_of(lines, name)) is not None:
+        del lines[found]
+        section = name.rpartition(".")[0]
+        header = _last_line(lines, section) if section else None
+        if header is not None and lines[header].strip() == f"[{section}]":
+            rest = takewhile(lambda line: not line.strip().startswith("["), lines[header + 1 :])
+            if not any(map(str.strip, rest)):  # nothing is left of the table, not even a comment
+                del lines[header - bool(header and not lines[header - 1].strip()) : header + 1]
+    return _checked(text, lines, name, None)
+
+
+def _checked(before: str, lines: list[str], name: str, value: object) -> str:
+    """Return the lines as text. Raise ConfigError unless it differs from the text before only in the option's value."""
+    after = "".join(f"{line}\n" for line in lines)
+    try:
+        wanted, *sections = tomllib.loads(before), *name.split(".")[:-1]
+        expected = copy.deepcopy(wanted)
+        table: dict[str, Any] = expected
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[name.rpartition(".")[2]] = value
+        if value is None:
+            del table[name.rpartition(".")[2]]
+        is_right = _without_empty(tomllib.loads(after)) == _without_empty(expected)
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError):
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"{name} cannot be changed in the file as it is written; use `edgeagent config edit`")
+    return after
+
+
+def _without_empty(tables: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tables.items() if value != {}}
+
+
+def _line_of(lines: list[str], name: str) -> int | None:
+    """Return the index of the line that sets an option; None if there is none."""
+    table = ""
+    for number, line in enumerate(lines):
+        key = line.partition("=")[0].strip()
+        if key.startswith("["):
+            table = f"{key.partition(']')[0].strip('[ ')}."
+        elif key and f"{table}{key}" == name:
+            return number
+    return None
+
+
+def _last_line(lines: list[str], section: str) -> int | None:
+    """Return the index of the last line of a table, or of the header; None if there is no such table.
+
+    The table "" is the part before the first header. Its last line is -1 if the part is empty.
+    """
+    table, last = "", -1 if section == "" else None
+    for number, line in enumerate(lines):
+        if line.strip().startswith("["):
+            table = line.partition("]")[0].strip("[ ")
+        if table == section and line.strip() and not line.strip().startswith("#"):
+            last = number
+    return last
+
+
+def _comment(line: str) -> str:
+    """Return the comment at the end of a line that sets an option, with the blanks before it; "" if there is none."""
+    for place in (place for place, character in enumerate(line) if character == "#"):
+        try:
+            tomllib.loads(line[:place])
+        except tomllib.TOMLDecodeError:
+            continue
+        return line[len(line[:place].rstrip()) :]
+    return ""
+
+
+def _literal(option: Option, text: str, value: Any) -> str:
+    """Return the value of an option in TOML's notation. `text` is how the user wrote it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(_quoted(item) if isinstance(item, str) else repr(item) for item in value)}]"
+    # The daemon may run in another folder, so a path is written whole.
+    return _quoted(str(value.absolute()) if option.kind == UserPath and not text.startswith("~") else text)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a basic string of TOML has the escapes of JSON
+
+
+def _change(file: Path | None, change: Callable[[str], str]) -> None:
+    path = config_file(file).resolve()
+    text = _read(path)
+    if (changed := change(text)) != text:
+        _replace(path, changed)
+
+
+def _read(path: Path) -> str:
+    """Return the text of the config file; "" if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace the config file atomically by a text that is right. Raise ConfigError if it is not, or on failure."""
+    draft: Path | None = None
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8", newline="\n") as file:
+            draft = Path(file.name)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, draft)
+        load_config(file=draft)
+        draft.replace(path)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace(str(draft), str(path))) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+def _run_editor(path: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ("notepad" if os.name == "nt" else "vi")
+    try:
+        done = subprocess.run([*shlex.split(editor, posix=os.name != "nt"), str(path)])  # noqa: S603 the user's own
+    except OSError as error:
+        raise ConfigError(f"cannot start the editor {editor!r}: {error.strerror}; set EDITOR") from None
+    if done.returncode:
+        raise ConfigError(f"the editor {editor!r} ended with status {done.returncode}; nothing was changed")
+
+
+def _tell_daemon(state_dir: Path) -> None:
+    if (daemon := find_daemon(state_dir)) is not None:
+        typer.echo(wrapped(f"The running daemon (process {daemon.pid}) uses this from its next start on."))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.cli import main
-from edgeagent.cli.config_edit import with_value, without_value
+from edgeagent.cli.settings import with_value, without_value
 from edgeagent.config_sources import load_config
 from edgeagent.errors import ConfigError
 
