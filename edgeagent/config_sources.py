@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -418,19 +418,30 @@ def _flatten(values: Mapping[str, Any], options: Mapping[str, Option], prefix: s
             yield name, value
 
 
-def _line_of(name: str, text: str) -> int:
-    """Return the line of a TOML file that sets a dotted name, else the line that opens its table, else 1."""
-    table, nearest = "", 1
-    for number, line in enumerate(text.splitlines(), 1):
+def toml_lines(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield the index of each line that is neither blank nor a comment, the table that it is in, and its key.
+
+    The table ends with a dot, as "server."; it is "" before the first header. The key of a header is "".
+    """
+    table = ""
+    for index, line in enumerate(lines):
         key = line.partition("=")[0].strip()
         if key.startswith("["):
-            table = f"{key.strip('[] ')}."
-            nearest = number if name.startswith(table) else nearest
-        elif key and f"{table}{key}" == name:
-            return number
-        elif key and name.startswith(f"{table}{key}."):
-            nearest = number
-    return nearest
+            table = f"{key.partition(']')[0].strip('[ ')}."
+            yield index, table, ""
+        elif key and not key.startswith("#"):
+            yield index, table, key
+
+
+def _line_of(name: str, text: str) -> int:
+    """Return the line of a TOML file that sets a dotted name, else the line that opens its table, else 1."""
+    nearest = 0
+    for index, table, key in toml_lines(text.splitlines()):
+        if key and f"{table}{key}" == name:
+            return index + 1
+        if name.startswith(f"{table}{key}." if key else table):
+            nearest = index
+    return nearest + 1
 
 
 def _hint(name: str, options: Mapping[str, Option]) -> str:

@@ -35,6 +35,7 @@ from edgeagent.config_sources import (
     load_config,
     option_named,
     table_options,
+    toml_lines,
 )
 from edgeagent.errors import ConfigError
 from edgeagent.machine_policy import PolicyFile, described
@@ -213,6 +214,159 @@ def _text(value: object) -> str:
             return str(value)
 
 
+def with_value(text: str, name: str, literal: str) -> str:
+    """Return the text of a config file in which the option `name` has the value `literal`, in TOML's notation.
+
+    Raise ConfigError if the text is written in a way that this function does not change, or is not TOML.
+    """
+    lines, (section, _, key) = text.splitlines(), name.rpartition(".")
+    found = _line_of(lines, name)
+    line = f"{key} = {literal}"
+    if found is not None:
+        written = lines[found]
+        # A dotted key (`server.port = 1`) keeps its name, and the line its comment.
+        lines[found] = f"{written.partition('=')[0].rstrip()} = {literal}{_comment(written)}"
+    elif (last := _last_line(lines, section)) is not None:
+        lines.insert(last + 1, line)
+    else:
+        lines += [*([""] if lines else []), f"[{section}]", line] if section else [line]
+    return _checked(text, lines, name, tomllib.loads(f"x = {literal}")["x"])
+
+
+def without_value(text: str, name: str) -> str:
+    """Return the text of a config file without the option `name`. Raise ConfigError as `with_value` does."""
+    lines = text.splitlines()
+    if (found := _line_of(lines, name)) is not None:
+        del lines[found]
+        section = name.rpartition(".")[0]
+        header = _last_line(lines, section) if section else None
+        if header is not None and lines[header].strip() == f"[{section}]":
+            rest = takewhile(lambda line: not line.strip().startswith("["), lines[header + 1 :])
+            if not any(map(str.strip, rest)):  # nothing is left of the table, not even a comment
+                del lines[header - bool(header and not lines[header - 1].strip()) : header + 1]
+    return _checked(text, lines, name, None)
+
+
+def _checked(before: str, lines: list[str], name: str, value: object) -> str:
+    """Return the lines as text. Raise ConfigError unless it differs from the text before only in the option's value."""
+    after = "".join(f"{line}\n" for line in lines)
+    try:
+        wanted, *sections = tomllib.loads(before), *name.split(".")[:-1]
+        expected = copy.deepcopy(wanted)
+        table: dict[str, Any] = expected
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[name.rpartition(".")[2]] = value
+        if value is None:
+            del table[name.rpartition(".")[2]]
+        is_right = _without_empty(tomllib.loads(after)) == _without_empty(expected)
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError):
+        is_right = False
+    if not is_right:
+        raise ConfigError(f"{name} cannot be changed in the file as it is written; use `edgeagent config edit`")
+    return after
+
+
+def _without_empty(tables: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in tables.items() if value != {}}
+
+
+def _line_of(lines: list[str], name: str) -> int | None:
+    """Return the index of the line that sets an option; None if there is none."""
+    return next((index for index, table, key in toml_lines(lines) if key and f"{table}{key}" == name), None)
+
+
+def _last_line(lines: list[str], section: str) -> int | None:
+    """Return the index of the last line of a table, or of the header; None if there is no such table.
+
+    The table "" is the part before the first header. Its last line is -1 if the part is empty.
+    """
+    places = [index for index, table, _ in toml_lines(lines) if table == (section and f"{section}.")]
+    return places[-1] if places else None if section else -1
+
+
+def _comment(line: str) -> str:
+    """Return the comment at the end of a line that sets an option, with the blanks before it; "" if there is none."""
+    for place in (place for place, character in enumerate(line) if character == "#"):
+        try:
+            tomllib.loads(line[:place])
+        except tomllib.TOMLDecodeError:
+            continue
+        return line[len(line[:place].rstrip()) :]
+    return ""
+
+
+def _literal(option: Option, text: str, value: Any) -> str:
+    """Return the value of an option in TOML's notation. `text` is how the user wrote it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(_quoted(item) if isinstance(item, str) else repr(item) for item in value)}]"
+    # The daemon may run in another folder, so a path is written whole.
+    return _quoted(str(value.absolute()) if option.kind == UserPath and not text.startswith("~") else text)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)  # a basic string of TOML has the escapes of JSON
+
+
+def _change(file: Path | None, change: Callable[[str], str]) -> None:
+    path = config_file(file).resolve()
+    text = _read(path)
+    if (changed := change(text)) != text:
+        _replace(path, changed)
+
+
+def _read(path: Path) -> str:
+    """Return the text of the config file; "" if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace the config file atomically by a text that is right. Raise ConfigError if it is not, or on failure."""
+    draft: Path | None = None
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8", newline="\n") as file:
+            draft = Path(file.name)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, draft)
+        load_config(file=draft)
+        draft.replace(path)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace(str(draft), str(path))) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+def _run_editor(path: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ("notepad" if os.name == "nt" else "vi")
+    try:
+        done = subprocess.run([*shlex.split(editor, posix=os.name != "nt"), str(path)])  # noqa: S603 the user's own
+    except OSError as error:
+        raise ConfigError(f"cannot start the editor {editor!r}: {error.strerror}; set EDITOR") from None
+    if done.returncode:
+        raise ConfigError(f"the editor {editor!r} ended with status {done.returncode}; nothing was changed")
+
+
+def _tell_daemon(state_dir: Path) -> None:
+    if (daemon := find_daemon(state_dir)) is not None:
+        typer.echo(wrapped(f"The running daemon (process {daemon.pid}) uses this from its next start on."))
+
+
 policy_app = typer.Typer(rich_markup_mode=None)
 
 
@@ -310,168 +464,3 @@ def _policy_text(value: object) -> str:
             return ", ".join(f"{name}={each:g}" for name, each in value.items())
         case _:
             return str(value)
-
-
-def with_value(text: str, name: str, literal: str) -> str:
-    """Return the text of a config file in which the option `name` has the value `literal`, in TOML's notation.
-
-    Raise ConfigError if the text is written in a way that this function does not change, or is not TOML.
-    """
-    lines, (section, _, key) = text.splitlines(), name.rpartition(".")
-    found = _line_of(lines, name)
-    line = f"{key} = {literal}"
-    if found is not None:
-        written = lines[found]
-        # A dotted key (`server.port = 1`) keeps its name, and the line its comment.
-        lines[found] = f"{written.partition('=')[0].rstrip()} = {literal}{_comment(written)}"
-    elif (last := _last_line(lines, section)) is not None:
-        lines.insert(last + 1, line)
-    else:
-        lines += [*([""] if lines else []), f"[{section}]", line] if section else [line]
-    return _checked(text, lines, name, tomllib.loads(f"x = {literal}")["x"])
-
-
-def without_value(text: str, name: str) -> str:
-    """Return the text of a config file without the option `name`. Raise ConfigError as `with_value` does."""
-    lines = text.splitlines()
-    if (found := _line_of(lines, name)) is not None:
-        del lines[found]
-        section = name.rpartition(".")[0]
-        header = _last_line(lines, section) if section else None
-        if header is not None and lines[header].strip() == f"[{section}]":
-            rest = takewhile(lambda line: not line.strip().startswith("["), lines[header + 1 :])
-            if not any(map(str.strip, rest)):  # nothing is left of the table, not even a comment
-                del lines[header - bool(header and not lines[header - 1].strip()) : header + 1]
-    return _checked(text, lines, name, None)
-
-
-def _checked(before: str, lines: list[str], name: str, value: object) -> str:
-    """Return the lines as text. Raise ConfigError unless it differs from the text before only in the option's value."""
-    after = "".join(f"{line}\n" for line in lines)
-    try:
-        wanted, *sections = tomllib.loads(before), *name.split(".")[:-1]
-        expected = copy.deepcopy(wanted)
-        table: dict[str, Any] = expected
-        for section in sections:
-            table = table.setdefault(section, {})
-        table[name.rpartition(".")[2]] = value
-        if value is None:
-            del table[name.rpartition(".")[2]]
-        is_right = _without_empty(tomllib.loads(after)) == _without_empty(expected)
-    except (tomllib.TOMLDecodeError, AttributeError, TypeError):
-        is_right = False
-    if not is_right:
-        raise ConfigError(f"{name} cannot be changed in the file as it is written; use `edgeagent config edit`")
-    return after
-
-
-def _without_empty(tables: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in tables.items() if value != {}}
-
-
-def _line_of(lines: list[str], name: str) -> int | None:
-    """Return the index of the line that sets an option; None if there is none."""
-    table = ""
-    for number, line in enumerate(lines):
-        key = line.partition("=")[0].strip()
-        if key.startswith("["):
-            table = f"{key.partition(']')[0].strip('[ ')}."
-        elif key and f"{table}{key}" == name:
-            return number
-    return None
-
-
-def _last_line(lines: list[str], section: str) -> int | None:
-    """Return the index of the last line of a table, or of the header; None if there is no such table.
-
-    The table "" is the part before the first header. Its last line is -1 if the part is empty.
-    """
-    table, last = "", -1 if section == "" else None
-    for number, line in enumerate(lines):
-        if line.strip().startswith("["):
-            table = line.partition("]")[0].strip("[ ")
-        if table == section and line.strip() and not line.strip().startswith("#"):
-            last = number
-    return last
-
-
-def _comment(line: str) -> str:
-    """Return the comment at the end of a line that sets an option, with the blanks before it; "" if there is none."""
-    for place in (place for place, character in enumerate(line) if character == "#"):
-        try:
-            tomllib.loads(line[:place])
-        except tomllib.TOMLDecodeError:
-            continue
-        return line[len(line[:place].rstrip()) :]
-    return ""
-
-
-def _literal(option: Option, text: str, value: Any) -> str:
-    """Return the value of an option in TOML's notation. `text` is how the user wrote it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, tuple):
-        return f"[{', '.join(_quoted(item) if isinstance(item, str) else repr(item) for item in value)}]"
-    # The daemon may run in another folder, so a path is written whole.
-    return _quoted(str(value.absolute()) if option.kind == UserPath and not text.startswith("~") else text)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)  # a basic string of TOML has the escapes of JSON
-
-
-def _change(file: Path | None, change: Callable[[str], str]) -> None:
-    path = config_file(file).resolve()
-    text = _read(path)
-    if (changed := change(text)) != text:
-        _replace(path, changed)
-
-
-def _read(path: Path) -> str:
-    """Return the text of the config file; "" if there is none."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the config file atomically by a text that is right. Raise ConfigError if it is not, or on failure."""
-    draft: Path | None = None
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8", newline="\n") as file:
-            draft = Path(file.name)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, draft)
-        load_config(file=draft)
-        draft.replace(path)
-    except ConfigError as error:
-        raise ConfigError(error.message.replace(str(draft), str(path))) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
-
-
-def _run_editor(path: Path) -> None:
-    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or ("notepad" if os.name == "nt" else "vi")
-    try:
-        done = subprocess.run([*shlex.split(editor, posix=os.name != "nt"), str(path)])  # noqa: S603 the user's own
-    except OSError as error:
-        raise ConfigError(f"cannot start the editor {editor!r}: {error.strerror}; set EDITOR") from None
-    if done.returncode:
-        raise ConfigError(f"the editor {editor!r} ended with status {done.returncode}; nothing was changed")
-
-
-def _tell_daemon(state_dir: Path) -> None:
-    if (daemon := find_daemon(state_dir)) is not None:
-        typer.echo(wrapped(f"The running daemon (process {daemon.pid}) uses this from its next start on."))
