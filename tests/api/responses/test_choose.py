@@ -11,7 +11,7 @@ from edgeagent.api.responses.choose import probabilities_of
 from edgeagent.errors import NotSupported
 from edgeagent.text.tool_format import REASONING
 from edgeagent.types import ChatPrompt, GenerateRequest, RouteMode, Tier, WorkerState, replace
-from edgeagent.worker.child.generator.choosing import read_choices
+from edgeagent.worker.child.generator.prepared_request import read_choices
 from edgeagent.worker.child.prompt import ReadPrompt
 from tests.api.services import OneModel
 from tests.api.serving import serve

@@ -58,11 +58,10 @@ from edgeagent.types import (
     TextQuery,
 )
 from edgeagent.worker.child.generator.block_keys import BlockKeys
-from edgeagent.worker.child.generator.choosing import read_choices
 from edgeagent.worker.child.generator.continuation import read_continuation
 from edgeagent.worker.child.generator.draft import DRAFT_SHARE, DraftLoader, DraftSetup
 from edgeagent.worker.child.generator.media import NOTHING_READ, BeginRead, MediaReader, Reading
-from edgeagent.worker.child.generator.prepared_request import PreparedRequest, make_spec
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest, make_spec, read_choices
 from edgeagent.worker.child.generator.side_context import side_contexts
 from edgeagent.worker.child.opening import Opened
 from edgeagent.worker.child.prompt import (

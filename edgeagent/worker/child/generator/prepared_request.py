@@ -1,14 +1,17 @@
-"""A prepared request: the specification for the engine, and the objects that turn its tokens into deltas."""
+"""A prepared request: the specification for the engine, its choices, and the objects that turn its tokens into deltas."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeagent.engine.choices import Choices
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.text.output.prompt_text import PromptEcho
 from edgeagent.text.output.respelling import RespellConstraint
 from edgeagent.text.output.stream import OutputStream
+from edgeagent.text.vocabulary import Vocabulary
 from edgeagent.types import GenerateRequest
 from edgeagent.worker.child.generator.continuation import Continuation
 from edgeagent.worker.child.prompt import ReadPrompt
@@ -122,3 +125,28 @@ def make_spec(
         token_s=token_s,
         media=prompt.media,
     )
+
+
+def read_choices(request: GenerateRequest, prompt: ReadPrompt, vocabulary: Vocabulary, max_tokens: int) -> Choices:
+    """Return the tokens of a request's choices, each of which may have at most `max_tokens`.
+
+    A choice is the text that the model would write behind the prompt, so control tokens in it are plain text. An end of
+    the answer follows it: otherwise "yes" would be likelier than "yes, please" whatever the prompt says, since its
+    probability would include that of all answers that begin with it.
+
+    Raise InvalidRequest for a choice that is too long, or NotSupported if the prompt opens the model's reasoning.
+    """
+    if prompt.open_reasoning is not None:
+        raise NotSupported(
+            "This model always reasons before it answers, so none of the choices could follow the prompt. Serve a "
+            "model that can answer at once.",
+            param="model",
+        )
+    tokens = tuple(tuple(vocabulary.tokenize(text, parse_special=False)) for text in request.choices)
+    for index, each in enumerate(tokens):
+        if not 0 < len(each) <= max_tokens:
+            raise InvalidRequest(
+                f"choices[{index}] has {len(each)} tokens of this model; it must have 1 to {max_tokens}",
+                param=f"choices[{index}]",
+            )
+    return Choices(tokens, vocabulary.end_tokens)
