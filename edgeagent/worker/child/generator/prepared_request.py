@@ -1,4 +1,4 @@
-"""A prepared request: the specification for the engine, its choices, and the objects that turn its tokens into deltas."""
+"""A prepared request: the specification for the engine, and the objects that turn its tokens into deltas."""
 
 from __future__ import annotations
 

@@ -1,38 +1,45 @@
 """Keeps the live requests of one model and their output, and makes sure that each request ends exactly once.
 
 Requests outlive workers: a request waits here while a model loads. If a worker dies, the next worker continues the
-request after the delivered tokens. This module checks a worker's messages against the protocol. It knows neither
-processes nor clocks.
+request after the delivered tokens. Open queries are here too; they fail with the worker that has them. This module
+checks a worker's messages against the protocol. It knows neither processes nor clocks.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
+from itertools import chain, count
 from operator import attrgetter
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from edgeagent.errors import EdgeAgentError, InvalidRequest, from_code
+from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded, from_code
 from edgeagent.types import (
     TIER_RANKS,
     AnswerSoFar,
     Delta,
+    Embed,
     Finished,
     FinishReason,
     GenerateRequest,
     Handover,
     Interrupted,
+    PurgeCache,
+    QueryAnswer,
+    Rerank,
     Started,
     Step,
+    TextQuery,
     Timings,
     TokenLogprob,
     Usage,
 )
 from edgeagent.worker.parent.supervision.refusals import crashed_again, stuck
-from edgeagent.worker.protocol import Delivered, Failed, ProtocolError, StepItem, StepResult
+from edgeagent.worker.protocol import AnswerPart, Ask, Delivered, Failed, ProtocolError, StepItem, StepResult
 
 # A request fails after this many ends of its workers, of any kind except replacements. A kill from outside is usually
 # not caused by a request. But a request that needs more memory than the machine has must fail too.
@@ -47,6 +54,11 @@ _IS_SENT = attrgetter("is_sent")
 # limit.
 _MAX_PARTS = 512
 _MAX_PLAIN_PARTS = 4
+# The most open queries, and the most parts of an answer to one.
+MAX_QUERIES = 64
+MAX_EMBEDS = 16
+_MAX_ANSWER_PARTS = 4096
+_ID_PREFIX = "ask-"  # ids of requests never begin with this
 
 
 class EndKind(StrEnum):
@@ -368,3 +380,135 @@ def _with_handovers(finished: Finished, live: AcceptedRequest, at_s: float) -> F
     if live.started is not None:
         usage = replace(usage, num_cached_tokens=live.started.num_cached_tokens)
     return replace(finished, usage=usage, timings=timings)
+
+
+class Kind(Enum):
+    """The kinds of queries.
+
+    An Embed or a Rerank takes long. A PurgeCache waits for the disk. Any other query is quick. No kind waits for
+    another.
+    """
+
+    QUICK = auto()
+    EMBED = auto()
+    PURGE = auto()
+
+
+def _kind_of(query: TextQuery) -> Kind:
+    match query:
+        case Embed() | Rerank():
+            return Kind.EMBED
+        case PurgeCache():
+            return Kind.PURGE
+        case _:
+            return Kind.QUICK
+
+
+class Query:
+    """One query, and the parts of its answer so far.
+
+    `future` gets the answer or an error. `sent_at_s` is when the query was sent to the worker; None before that.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.kind = _kind_of(ask.query)
+        self.future: asyncio.Future[QueryAnswer] = asyncio.get_running_loop().create_future()
+        self.sent_at_s: float | None = None
+        self.parts: list[QueryAnswer] = []
+
+
+class Queries:
+    """All open queries, by id, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Query] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @staticmethod
+    def has_id(some_id: str) -> bool:
+        """Whether this is the id of a query (open or ended), and not the id of a request."""
+        return some_id.startswith(_ID_PREFIX)
+
+    def add(self, query: TextQuery) -> Query:
+        """Add a query; raise Overloaded if too many queries of its kind are open."""
+        added = Query(Ask(f"{_ID_PREFIX}{next(self._numbers)}", query))
+        num_waiting = sum(other.kind is added.kind for other in self._open.values())
+        is_embed = added.kind is Kind.EMBED
+        if num_waiting >= (MAX_EMBEDS if is_embed else MAX_QUERIES):
+            what = "requests for embeddings" if is_embed else "questions about text"
+            raise Overloaded.full_queue(f"{num_waiting} {what} are waiting", served_by="local")
+        self._open[added.ask.id] = added
+        return added
+
+    @property
+    def sent_at_s(self) -> float | None:
+        """When the worker got its current quick query; None if it has none."""
+        sent = (query.sent_at_s for query in self._open.values() if query.kind is Kind.QUICK)
+        return next((sent_at_s for sent_at_s in sent if sent_at_s is not None), None)
+
+    @property
+    def is_embedding(self) -> bool:
+        return any(query.kind is Kind.EMBED and query.sent_at_s is not None for query in self._open.values())
+
+    def sendable(self) -> list[Query]:
+        """Return the queries to send now: the oldest of each kind, if the worker has none of that kind.
+
+        The worker gets only one query of each kind at a time, so that the query's time can be measured.
+        """
+        first = {query.kind: query for query in reversed(self._open.values())}
+        sent = {query.kind for query in self._open.values() if query.sent_at_s is not None}
+        return [query for kind, query in first.items() if kind not in sent]
+
+    def discard(self, query: Query) -> bool:
+        """Drop a query. Return True if the caller must send the worker a Drop, because the worker has the query."""
+        return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
+
+    def on_answer(self, answer: AnswerPart) -> None:
+        """Add a part of an answer. Ignore it if the query was dropped. Raise ProtocolError for too many parts."""
+        query = self._open.get(answer.id)
+        if query is None:
+            return
+        query.parts.append(answer.part)
+        if len(query.parts) > _MAX_ANSWER_PARTS:
+            raise ProtocolError(f"an answer in more than {_MAX_ANSWER_PARTS} parts")
+        if answer.is_last:
+            self._settle(query, _joined(query.parts))
+
+    def on_failed(self, failed: Failed) -> None:
+        """End a query with the worker's error. Ignore the error if the query was dropped."""
+        query = self._open.get(failed.id)
+        if query is not None:
+            self._settle(query, from_code(failed.code, failed.message, param=failed.param))
+
+    def fail_sent(self, error: EdgeAgentError) -> None:
+        """End the queries that were sent to the worker, with this error."""
+        for query in [query for query in self._open.values() if query.sent_at_s is not None]:
+            self._settle(query, error)
+
+    def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
+        """End every query, each with a new error."""
+        for query in list(self._open.values()):
+            self._settle(query, make_error())
+
+    def _settle(self, query: Query, outcome: QueryAnswer | EdgeAgentError) -> None:
+        del self._open[query.ask.id]
+        if query.future.done():
+            return  # its client has just disconnected
+        if isinstance(outcome, QueryAnswer):
+            query.future.set_result(outcome)
+        else:
+            query.future.set_exception(outcome)
+
+
+def _joined(parts: list[QueryAnswer]) -> QueryAnswer:
+    return QueryAnswer(
+        "".join(part.text for part in parts),
+        tuple(chain.from_iterable(part.tokens for part in parts)),
+        tuple(chain.from_iterable(part.pieces for part in parts)),
+        tuple(chain.from_iterable(part.embeddings for part in parts)),
+        tuple(chain.from_iterable(part.scores for part in parts)),
+    )

@@ -21,8 +21,13 @@ from edgeagent.types import AnswerSoFar, GenerateRequest, ModelInfo, ModelStatus
 from edgeagent.worker.parent.supervision import refusals
 from edgeagent.worker.parent.supervision.channel import Channel, FloodLimit
 from edgeagent.worker.parent.supervision.load_time import LoadTime
-from edgeagent.worker.parent.supervision.model_requests import AcceptedRequest, EndKind, ModelRequests, Receiver
-from edgeagent.worker.parent.supervision.queries import Queries
+from edgeagent.worker.parent.supervision.model_requests import (
+    AcceptedRequest,
+    EndKind,
+    ModelRequests,
+    Queries,
+    Receiver,
+)
 from edgeagent.worker.parent.supervision.renderer import RendererProcess
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from edgeagent.worker.parent.supervision.worker_run import (

@@ -10,7 +10,7 @@ import pytest
 
 from edgeagent.errors import BackendUnavailable, InvalidRequest, NotSupported, Overloaded, WorkerCrashed
 from edgeagent.types import Embed, PurgeCache, QueryAnswer, TextPrompt, Tokenize, WorkerState
-from edgeagent.worker.parent.supervision.queries import MAX_EMBEDS, MAX_QUERIES
+from edgeagent.worker.parent.supervision.model_requests import MAX_EMBEDS, MAX_QUERIES
 from edgeagent.worker.parent.supervision.supervisor import Supervisor
 from tests.stub_worker import SECRET, num_lives
 from tests.worker.support import QUICK, Make, Record, eventually, request
