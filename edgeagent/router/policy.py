@@ -87,10 +87,14 @@ TARGETS = targets_of(Config())
 
 
 def target_of(request: GenerateRequest, targets: Targets) -> Target:
-    """Return a request's latency target: its own where it asks for one, else that of its tier."""
+    """Return a request's latency target: its own where it asks for one, else that of its tier.
+
+    The first token of an answer that has a deadline is due by then.
+    """
     own, of_tier = request.need, targets[request.tier]
+    first_token_s = of_tier.first_token_s if own.first_token_s is None else own.first_token_s
     return Target(
-        of_tier.first_token_s if own.first_token_s is None else own.first_token_s,
+        first_token_s if request.timeout_s is None else min(first_token_s, request.timeout_s),
         of_tier.token_s if own.token_s is None else own.token_s,
     )
 

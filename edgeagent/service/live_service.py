@@ -28,8 +28,8 @@ from edgeagent.types import (
     Rerank,
     Score,
     Sink,
+    Target,
     TextPrompt,
-    Tier,
     WorkerState,
 )
 
@@ -39,8 +39,6 @@ _NUM_CHANGES = 2  # the first may be an edit of the instructions
 
 WithCaller = Callable[[GenerateRequest], GenerateRequest]
 """Returns a copy of a request with its caller's name, the number of hops, and the limits of the caller and its tier."""
-
-_NO_TARGETS: Targets = dict.fromkeys(Tier, NO_TARGET)
 
 Trace = Callable[[GenerateRequest, Meter, str], None]
 """Called at the end of each generation, with its request, its measurements and how it ended."""
@@ -105,8 +103,9 @@ class LiveService:
 
         Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, or the service's errors.
         """
+        request = self._with_caller(request)
         # What is computed ahead waits for idle time, and its client for none of it.
-        await self._run(self._with_caller(request), sink, _NO_TARGETS if request.is_ahead else self.targets)
+        await self._run(request, sink, NO_TARGET if request.is_ahead else target_of(request, self.targets))
 
     async def run_own(self, request: GenerateRequest) -> Ending:
         """Run a request of the daemon itself, which has no latency target, and return its end.
@@ -114,17 +113,16 @@ class LiveService:
         Raise the errors of `generate`.
         """
         ending = Ending()
-        await self._run(self._with_caller(request), ending, _NO_TARGETS)
+        await self._run(self._with_caller(request), ending, NO_TARGET)
         return ending
 
-    async def _run(self, request: GenerateRequest, sink: Sink, targets: Targets) -> None:
+    async def _run(self, request: GenerateRequest, sink: Sink, target: Target) -> None:
         self._refuse_if_draining()
         self.live.begin(request.id)
         if request.is_unasked:
             self._ahead.add(request.id)
         self.num_total += 1
-        label, target = partial(self._label, request.model), target_of(request, targets)
-        meter, code = Meter(label, sink, request, target), ABANDONED
+        meter, code = Meter(partial(self._label, request.model), sink, request, target), ABANDONED
         try:
             with until_revoked(partial(self.cancel, request.id)):
                 await self._service.generate(request, meter)

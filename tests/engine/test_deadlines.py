@@ -16,7 +16,8 @@ from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.scheduler import MAX_STEP_S
 from edgeagent.engine.sequence import Rank, Sequence, SequenceSpec
-from edgeagent.types import Tier
+from edgeagent.router.policy import TARGETS, target_of
+from edgeagent.types import GenerateRequest, Tier, TokenPrompt
 from tests.engine.support import greedy
 from tests.fakes import FakeClock, FakeRunner, next_token
 from tests.integrity import check_integrity
@@ -131,6 +132,15 @@ def test_of_late_ones_the_first_that_was_due_is_first() -> None:
     scene.add("a", 400, due_s=0.01)
     scene.run()
     assert scene.times_s["a"] < scene.times_s["b"]
+
+
+def test_a_deadline_before_the_tiers_target_is_due_first() -> None:
+    scene = Scene(max_running=1)
+    for name, deadline_s in (("two seconds", 2.0), ("one second", 1.0)):
+        asked = GenerateRequest(name, "m", TokenPrompt(()), timeout_s=deadline_s)
+        scene.add(name, 400, due_s=target_of(asked, TARGETS).first_token_s)
+    scene.run()
+    assert scene.times_s["one second"] < scene.times_s["two seconds"]
 
 
 def test_what_is_cached_counts_as_computed() -> None:

@@ -14,6 +14,7 @@ from urllib.error import HTTPError
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from edgeagent.config import DEFAULT_PARALLEL
 from tests.integration.conftest import Daemon
@@ -53,6 +54,21 @@ def halted_worker(daemon: Daemon) -> Iterator[None]:
     finally:
         with suppress(psutil.NoSuchProcess):  # on a slow machine, it was replaced after so long without a sign of life
             worker.resume()
+
+
+def num_late_in_queue(daemon: Daemon) -> float:
+    with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=patient(60)) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    samples = [sample for family in families for sample in family.samples if sample.name == "edgeagent_answers_total"]
+    return sum(sample.value for sample in samples if sample.labels["outcome"] == "queue")
+
+
+def test_a_deadline_that_passes_in_the_queue_is_a_late_answer(daemon: Daemon) -> None:
+    num_before = num_late_in_queue(daemon)
+    with halted_worker(daemon), pytest.raises(HTTPError) as refused:
+        post(daemon, "/v1/responses", input="hi", edgeagent={"deadline_ms": 2000})
+    assert (refused.value.code, json.load(refused.value)["error"]["code"]) == (504, "request_timeout")
+    assert num_late_in_queue(daemon) == num_before + 1
 
 
 def test_a_full_machine_refuses_what_it_cannot_keep_and_queues_the_rest(daemon: Daemon) -> None:

@@ -18,6 +18,7 @@ from edgeagent.router.policy import (
     choose_routes,
     is_sooner,
     probe_permit,
+    target_of,
     targets_of,
     why_target_missed,
 )
@@ -259,6 +260,17 @@ def test_remotes_that_would_miss_a_request_s_own_limit_are_left_out() -> None:
         assert all(route.is_local for route in choose_routes(limited, mode, [LOCAL, late]).routes)
     order = choose_routes(limited, RouteMode.PREFER_LOCAL, [replace(LOCAL, first_token_s=2.0), in_time])
     assert names(order)[0] == ("gpu", "first_token"), "the limit is also the target"
+
+
+@pytest.mark.parametrize(
+    ("first_token_s", "timeout_s", "target_s"),
+    [(None, None, 3.0), (None, 1.0, 1.0), (None, 9.0, 3.0), (0.5, 1.0, 0.5), (2.0, 1.0, 1.0), (5.0, 9.0, 5.0)],
+)
+def test_no_target_is_behind_the_deadline(
+    first_token_s: float | None, timeout_s: float | None, target_s: float
+) -> None:
+    asked = replace(ASKED, tier=Tier.INTERACTIVE, timeout_s=timeout_s, need=Need(first_token_s=first_token_s))
+    assert target_of(asked, TARGETS) == Target(target_s, TARGET.token_s)
 
 
 def test_no_remote_gets_a_prompt_over_its_budget() -> None:

@@ -8,7 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec.structs import replace
 
-from edgeagent.errors import BackendUnavailable, DeadlineUnreachable, ModelNotFound, WorkerCrashed
+from edgeagent.errors import (
+    BackendUnavailable,
+    DeadlineUnreachable,
+    EdgeAgentError,
+    ModelNotFound,
+    RequestTimeout,
+    WorkerCrashed,
+)
 from edgeagent.metrics import REGISTRY
 from edgeagent.metrics.meter import Meter
 from edgeagent.service.live_service import LiveService, _measures
@@ -85,21 +92,29 @@ async def test_each_end_is_told_once() -> None:
 async def test_what_is_computed_ahead_has_no_latency() -> None:
     meters: list[Meter] = []
     service = LiveService(FakeBackend(), anonymous, lambda asked, meter, end: meters.append(meter))
-    for asked in (request("a"), replace(request("b"), is_ahead=True)):
+    limited = replace(request("b"), is_ahead=True, timeout_s=1.0, need=Need(first_token_s=1.0))
+    for asked in (request("a"), replace(request("b"), is_ahead=True), limited):
         await consume(steps_of(service.generate, asked))
-    assert [meter.verdict is None for meter in meters] == [False, True]
+    assert [meter.verdict is None for meter in meters] == [False, True, True]
 
 
-@pytest.mark.parametrize("is_at_once", [True, False])
-async def test_what_is_refused_at_once_is_no_late_answer(is_at_once: bool) -> None:
+@pytest.mark.parametrize(
+    ("error", "is_late"),
+    [
+        (DeadlineUnreachable.predicted(2.0, 1e-9), False),
+        (DeadlineUnreachable.passed(1e-9), True),
+        (RequestTimeout.passed(1e-9), True),
+    ],
+)
+async def test_what_is_refused_at_once_is_no_late_answer(error: EdgeAgentError, is_late: bool) -> None:
     """However long the refusal took. One that waited until its limit had passed was late."""
-    model = f"refused {is_at_once}"
-    error = DeadlineUnreachable.predicted(2.0, 1e-9) if is_at_once else DeadlineUnreachable.passed(1e-9)
+    model = f"refused {type(error).__name__} {is_late}"
     service = LiveService(FakeBackend(lambda _: (error,), models=(model,)), anonymous)
-    with pytest.raises(DeadlineUnreachable):
-        await consume(steps_of(service.generate, replace(request("a"), model=model, need=Need(first_token_s=1e-9))))
+    limit = {"timeout_s": 1e-9} if isinstance(error, RequestTimeout) else {"need": Need(first_token_s=1e-9)}
+    with pytest.raises(type(error)):
+        await consume(steps_of(service.generate, replace(request("a"), model=model, **limit)))
     labels = {"model": model, "tier": "interactive", "served_by": "local", "outcome": "queue"}
-    assert bool(REGISTRY.get_sample_value("edgeagent_answers_total", labels)) is not is_at_once
+    assert bool(REGISTRY.get_sample_value("edgeagent_answers_total", labels)) is is_late
 
 
 async def test_draining() -> None:
