@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +51,8 @@ class Situation:
 
     `against` is "llama-server", "no disk cache" (an edgeagent without one), or "" for no comparison. If `is_fresh`,
     each round has newly started servers. `num_sequences`: how many requests may run together; 0: those of the workload.
-    The servers get `context_share` times the usual number of KV cells.
+    The servers get `context_share` times the usual number of KV cells. If `is_usual` is False, it is measured only
+    if it is named.
     """
 
     name: str
@@ -61,6 +62,11 @@ class Situation:
     is_fresh: bool = False
     num_sequences: int = 0
     context_share: float = 1.0
+    is_usual: bool = True
+
+    def is_named_by(self, names: Sequence[str] | None) -> bool:
+        """Whether it is measured if these situations are named; None or empty: none is named."""
+        return self.name in names if names else self.is_usual
 
 
 def situations(size: Size) -> dict[str, Situation]:
@@ -77,6 +83,8 @@ def situations(size: Size) -> dict[str, Situation]:
         each.name: each
         for each in (
             Situation("decode", "decode", workload(size.rate)),
+            # A model with random weights copies nothing.
+            Situation("copying", "copying", workload(size.rate), is_usual=False),
             Situation("parallel", "parallel", workload(size.answer, NUM_STREAMS)),
             Situation("ttft", "ttft", workload(size.answer)),
             Situation("hol", "hol", workload(size.answer, NUM_LIVE + 1)),
@@ -148,6 +156,7 @@ def rows(size: Size) -> tuple[Row, ...]:
     prefix = f"{size.prefix:,} tokens"
     return (
         Row("one stream", "decode", RATE, Bar("≥", 0.97)),
+        Row("one stream that repeats a text", "copying", RATE, Bar("≥", 1.5)),
         Row(f"{NUM_STREAMS} streams together, prompts included", "parallel", scenarios.ALL_RATE, Bar("≥", 1.0)),
         Row(f"{NUM_STREAMS} streams together, while all run", "parallel", scenarios.LIVE_RATE, Bar("≥", 1.0)),
         Row(f"first token, {prefix}, all but the end cached", "ttft", scenarios.WARM, Bar("≤", 0.8)),

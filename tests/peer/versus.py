@@ -64,7 +64,7 @@ def measure_model(options: argparse.Namespace, size: Size) -> None:
     setup = Setup(options.model, options.llama_server, options.threads)
     measurements, samples = {}, {}
     for name, situation in situations(size).items():
-        if name in (options.scenario or situations(size)):
+        if situation.is_named_by(options.scenario):
             measurements[name], samples[name] = measured(
                 setup, situation, size, options.rounds, options.seed, tuple(shlex.split(options.flags))
             )
@@ -89,7 +89,7 @@ def measure_shapes(options: argparse.Namespace, size: Size) -> None:
             missing = {
                 key: situation
                 for key, situation in situations(size).items()
-                if key in (options.scenario or situations(size)) and not folder.has(name, quant, key)
+                if situation.is_named_by(options.scenario) and not folder.has(name, quant, key)
             }
             if not missing:
                 continue

@@ -1,4 +1,4 @@
-"""The scenario of speculation: tokens per second for several kinds of text and several draft lengths.
+"""The scenarios of speculation: a copied text, and tokens per second for several kinds of text and draft lengths.
 
 A draft length is 0 (no drafts), a fixed length, or the server's own choice.
 """
@@ -8,7 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgeagent.bench.client import BenchRequest, Trace
-from edgeagent.bench.scenarios import MeasuredServer, Metric, Prompts, Round, Scenario, Workload, joined, opened, tasks
+from edgeagent.bench.scenarios import (
+    LENGTH,
+    RATE,
+    MeasuredServer,
+    Metric,
+    Prompts,
+    Round,
+    Scenario,
+    Workload,
+    answer,
+    joined,
+    length,
+    opened,
+    tasks,
+)
 
 _TEXT_TOKENS = 96
 _CODE = """def mean(values):
@@ -34,6 +48,10 @@ def _chat(prompts: Prompts, name: str) -> str:
 def _edit(prompts: Prompts, name: str) -> str:
     text = prompts.text(name, _TEXT_TOKENS)
     return f"Repeat this text word for word, but write the word river in capital letters:\n\n{text}"
+
+
+def _copy(prompts: Prompts, name: str) -> str:
+    return f"Repeat this text word for word:\n\n{prompts.text(name, _TEXT_TOKENS)}"
 
 
 def _code(prompts: Prompts, name: str) -> str:
@@ -91,7 +109,15 @@ async def _rates(
     return joined(trace.tokens_per_s for trace in traces)
 
 
+async def copying(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
+    """Measure one stream whose answer copies the prompt."""
+    async with opened(measured) as connection:
+        trace = await answer(connection, _copy(measured.prompts, f"copying {round_id}"), workload.max_tokens)
+    return {RATE: trace.tokens_per_s, LENGTH: length(trace)}
+
+
 SCENARIOS = (
+    Scenario("copying", "one stream that repeats a text", (RATE, LENGTH), copying),
     Scenario(
         "speculate",
         "drafts of fixed lengths and as the server chooses, over kinds of text",

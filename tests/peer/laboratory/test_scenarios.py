@@ -27,7 +27,7 @@ WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=3, connections=40
 
 
 @pytest.mark.parametrize("transport", ["ws", "http"])
-@pytest.mark.parametrize("name", ["beginnings", "chat", "connect", "conversations", "overhead", "speculate"])
+@pytest.mark.parametrize("name", ["beginnings", "chat", "connect", "conversations", "copying", "overhead", "speculate"])
 async def test_a_round_gives_what_the_scenario_promises(name: str, transport: str) -> None:
     scenario = SCENARIOS[name]
     async with measured_server(FakeBackend(), transport) as measured:
