@@ -42,7 +42,6 @@ class BenchRequest:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The whole conversation."""
         return [*self.earlier, {"role": "user", "content": self.prompt}]
 
 
@@ -74,7 +73,6 @@ class Trace:
     reported: dict[str, Any] = field(default_factory=dict)
 
     def send(self) -> None:
-        """Record the time at which the request is sent."""
         self.sent_s = time.perf_counter()
 
     def event(self, arrived_s: float, num_chars: int) -> None:
@@ -89,7 +87,6 @@ class Trace:
 
     @property
     def first_text_s(self) -> float | None:
-        """When the first text arrived; None if there is no text."""
         return self.texts[0] if self.texts else None
 
     @property

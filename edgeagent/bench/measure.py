@@ -60,7 +60,6 @@ class Run:
     is_complete: bool = False
 
     def num_rounds_of(self, scenario: Scenario) -> int:
-        """Return how many rounds of a scenario each server runs."""
         return 1 if scenario.is_once else self.num_rounds
 
     def num_total_rounds(self, scenarios: Sequence[Scenario]) -> int:

@@ -180,7 +180,6 @@ def length(trace: Trace) -> list[float]:
 
 
 def joined(samples: Iterable[list[float]]) -> list[float]:
-    """Return the values of all lists as one list."""
     return [value for part in samples for value in part]
 
 
@@ -326,7 +325,6 @@ class Live:
 
     @property
     def num_events(self) -> int:
-        """The number of events with text that have arrived."""
         return sum(len(trace.texts) for trace in self.traces)
 
     async def run(self, measured: MeasuredServer, workload: Workload, name: str) -> None:

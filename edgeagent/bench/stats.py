@@ -94,7 +94,6 @@ class Change:
         return not self.low <= 1 <= self.high
 
     def is_better(self, better: Better) -> bool:
-        """Whether the second value is better beyond chance."""
         return self.is_shown and better != "neither" and (self.ratio > 1) == (better == "higher")
 
 

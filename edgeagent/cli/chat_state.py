@@ -147,7 +147,6 @@ class ChatState:
 
 
 def message(role: str, text: str) -> dict[str, Any]:
-    """Return the input item of a message."""
     return {"type": "message", "role": role, "content": text}
 
 

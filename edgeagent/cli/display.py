@@ -121,7 +121,6 @@ def terminal_width(stream: TextIO | None = None) -> int | None:
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON, as `--json` asks for."""
     print(json.dumps(value, indent=2))  # noqa: T201
 
 

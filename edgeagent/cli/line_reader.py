@@ -83,7 +83,6 @@ class TerminalReader:
         )
 
     def read(self) -> str:
-        """Read a question. See LineReader.read."""
         return unquoted(self._session.prompt())
 
 

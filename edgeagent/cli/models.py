@@ -40,7 +40,6 @@ def fitting_context(header: GgufHeader, engine: EngineConfig) -> int:
 
 
 def file_fits(num_bytes: int) -> bool:
-    """Whether a model file of about this size should fit into this machine's memory."""
     return _TIMES_FILE * num_bytes + _BESIDE_BYTES <= _machine_bytes()
 
 

@@ -102,7 +102,6 @@ class StatusLine:
 
     @property
     def is_visible(self) -> bool:
-        """Whether stderr is a terminal, so that the line can be shown."""
         return sys.stderr.isatty()
 
     def show(self, text: str) -> None:

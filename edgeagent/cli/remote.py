@@ -154,12 +154,10 @@ def _given_price(text: str | None) -> Price:
 
 
 def _given_budget(entries: Sequence[str]) -> Budget:
-    """Return the budget that `--budget KIND=N` sets."""
     return Budget(**_numbers(entries, "--budget", Budget))
 
 
 def _given_limits(entries: Sequence[str]) -> Limits:
-    """Return the limits that `--limit KIND=N` sets. Limits that are not given keep their defaults."""
     return Limits(**_numbers(entries, "--limit", Limits))
 
 

@@ -131,12 +131,10 @@ class _Measuring:
         return measured
 
     def stop(self, *servers: MeasuredServer) -> None:
-        """Stop these daemons."""
         for each in servers:
             self._used.pop(id(each)).close()
 
     def close(self) -> None:
-        """Stop all daemons that run."""
         while self._used:
             self._used.popitem()[1].close()
 

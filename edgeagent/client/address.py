@@ -93,7 +93,6 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None, *
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL's host is a loopback address or localhost."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -241,7 +241,6 @@ class Client:
 
     @property
     def has_prefills(self) -> bool:
-        """Whether the events of a prefill are still to be read."""
         return self._num_prefills > 0
 
     async def _receive_own(self) -> Received:

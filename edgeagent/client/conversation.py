@@ -36,7 +36,6 @@ class Conversation:
 
     @property
     def words(self) -> str:
-        """The message so far."""
         return self._words + self._tail
 
     @property

@@ -34,7 +34,6 @@ def content_part(file: str | Path | bytes) -> dict[str, Any]:
 
 
 def is_media(data: bytes) -> bool:
-    """Whether these are the bytes of an image or a sound."""
     is_image = data.startswith(_IMAGES) or (data[:4] == b"RIFF" and data[8:12] == b"WEBP")
     return is_image or sound_format(data) is not None
 

@@ -1,4 +1,4 @@
-"""The client without `await`: the same names, for programs without an event loop.
+"""The client without `await`: the same names as in `edgeagent.client`, for programs without an event loop.
 
 with edgeagent.client.sync.connect() as client:
     for text in client.respond("Turn the light on").texts():
@@ -64,7 +64,6 @@ class _Loop:
             self._waiting.discard(future)
 
     def each(self, items: AsyncIterator[Result]) -> Iterator[Result]:
-        """Yield what an async iterator yields."""
         end = object()
 
         async def following() -> Any:
@@ -121,7 +120,6 @@ class Client:
         self.close()
 
     def open(self) -> None:
-        """As `edgeagent.client.Client.open`."""
         self._loop.run(self._client.open())
 
     def close(self) -> None:
@@ -129,23 +127,18 @@ class Client:
         self._loop.stop(self._client.close)
 
     def respond(self, message: Input, **fields: Any) -> Reply:
-        """As `edgeagent.client.Client.respond`."""
         return Reply(self._client.respond(message, **fields), self._loop)
 
     def ask(self, message: Input, **fields: Any) -> Answer:
-        """As `edgeagent.client.Client.ask`."""
         return self._loop.run(self._client.ask(message, **fields))
 
     def prefill(self, message: Input = (), *, ahead: bool = False, **fields: Any) -> None:
-        """As `edgeagent.client.Client.prefill`."""
         self._loop.run(self._client.prefill(message, ahead=ahead, **fields))
 
     def classify(self, message: Input, choices: Sequence[str | Mapping[str, str]], **fields: Any) -> Choice:
-        """As `edgeagent.client.Client.classify`."""
         return self._loop.run(self._client.classify(message, choices, **fields))
 
     def conversation(self, previous_response_id: str | None = None, **fields: Any) -> Conversation:
-        """As `edgeagent.client.Client.conversation`."""
         return Conversation(self._client.conversation(previous_response_id, **fields), self._loop)
 
 
@@ -158,31 +151,25 @@ class Reply:
 
     @property
     def answer(self) -> Answer:
-        """The result so far."""
         return self._reply.answer
 
     @property
     def rounds(self) -> list[Answer]:
-        """The answers whose calls of functions are answered."""
         return self._reply.rounds
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._loop.each(self._reply)
 
     def texts(self) -> Iterator[str]:
-        """As `edgeagent.client.Reply.texts`."""
         return self._loop.each(self._reply.texts())
 
     def sentences(self) -> Iterator[str]:
-        """As `edgeagent.client.Reply.sentences`."""
         return self._loop.each(self._reply.sentences())
 
     def finish(self) -> Answer:
-        """As `edgeagent.client.Reply.finish`."""
         return self._loop.run(self._reply.finish())
 
     def cancel(self) -> Answer:
-        """As `edgeagent.client.Reply.cancel`."""
         return self._loop.run(self._reply.cancel())
 
 
@@ -195,41 +182,32 @@ class Conversation:
 
     @property
     def words(self) -> str:
-        """The message so far."""
         return self._conversation.words
 
     @property
     def response_id(self) -> str | None:
-        """The id of the last answer; None before the first one."""
         return self._conversation.response_id
 
     def append(self, words: str) -> None:
-        """As `edgeagent.client.Conversation.append`."""
         self._loop.run(self._conversation.append(words))
 
     def replace_tail(self, words: str) -> None:
-        """As `edgeagent.client.Conversation.replace_tail`."""
         self._loop.run(self._conversation.replace_tail(words))
 
     def prefill(self) -> None:
-        """As `edgeagent.client.Conversation.prefill`."""
         self._loop.run(self._conversation.prefill())
 
     def ahead(self) -> None:
-        """As `edgeagent.client.Conversation.ahead`."""
         self._loop.run(self._conversation.ahead())
 
     def commit(self, message: Input | None = None, **fields: Any) -> Reply:
-        """As `edgeagent.client.Conversation.commit`."""
         return Reply(self._loop.run(self._conversation.commit(message, **fields)), self._loop)
 
     def cancel(self) -> Answer | None:
-        """As `edgeagent.client.Conversation.cancel`."""
         return self._loop.run(self._conversation.cancel())
 
 
 def connect(
     url: str | None = None, token: str | None = None, state_dir: Path | None = None, *, start: bool = False
 ) -> Client:
-    """As `edgeagent.client.connect`."""
     return Client(connection.connect(url, token, state_dir, start=start))

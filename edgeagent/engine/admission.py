@@ -98,7 +98,6 @@ class Admission:
         )
 
     def num_cached(self, sequence: Sequence) -> int:
-        """Return how many leading tokens of a waiting sequence are cached now."""
         return self._find(sequence).end
 
     def refuse(self, sequence: Sequence) -> None:

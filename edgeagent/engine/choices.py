@@ -37,7 +37,6 @@ class Choices:
 
     @property
     def longest(self) -> int:
-        """The number of tokens of the longest choice."""
         return max(map(len, self.tokens))
 
     def computed(self, number: int) -> tuple[int, ...]:

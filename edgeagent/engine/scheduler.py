@@ -94,7 +94,6 @@ class BatchPart(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many tokens of the batch belong to this part."""
         return self.num_tokens + len(self.drafts) if self.tree is None else len(self.tree.tokens)
 
     @property
@@ -153,7 +152,6 @@ def _tree_of(sequence: Sequence, *limits: tuple[int, int, int]) -> Tree | None:
 
 
 def without_drafts(parts: Items[BatchPart]) -> list[BatchPart]:
-    """Return the parts of a batch without their drafts."""
     return [part._replace(drafts=(), num_logits=part.num_logits - len(part.drafts)) for part in parts]
 
 

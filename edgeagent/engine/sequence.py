@@ -39,7 +39,6 @@ class BatchEnds:
         return cls(end for end in itertools.accumulate(lengths, initial=num_prompt - 1) if end >= num_prompt)
 
     def record(self, end: int) -> None:
-        """Record the position where the latest batch ended."""
         self._ends.append(end)
 
     def forget(self) -> None:
@@ -371,7 +370,6 @@ class Sequence:
 
     @property
     def is_boosted(self) -> bool:
-        """Whether it comes before all others, since it made no progress for long."""
         return self.rank is Rank.BOOSTED
 
     @property

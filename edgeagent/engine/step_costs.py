@@ -27,7 +27,6 @@ class StepCosts:
         """The expected rates of an additional sequence; see `_measured_rates`. Other threads may read this."""
 
     def shape(self, parts: Items[BatchPart]) -> StepShape:
-        """Return the shape of a batch."""
         shape = StepShape.of([part.shape for part in parts], self._prefixes.cells.num_cells_used)
         # Rows of logits that score a prompt count as tokens: otherwise their time would be attributed to the chunks of
         # other prompts.
@@ -70,7 +69,6 @@ class StepCosts:
             self.update_rates(running)
 
     def update_rates(self, running: Collection[Sequence]) -> None:
-        """Update `rates`. `running`: the sequences that run now."""
         self.rates = self._measured_rates(running)
 
     def _measured_rates(self, running: Collection[Sequence]) -> tuple[float, float, float]:

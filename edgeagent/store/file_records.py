@@ -196,7 +196,6 @@ class LastUse:
             return None
 
     def forget(self, model: Path) -> None:
-        """Forget when a model was last loaded."""
         with suppress(OSError):
             self._mark(model).unlink()
 

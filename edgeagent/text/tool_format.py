@@ -73,7 +73,6 @@ def markers(tool_format: ToolFormat) -> tuple[str, ...]:
 
 
 def call_opener(tool_format: ToolFormat) -> str:
-    """Return the marker that opens a call or a list of calls in this format."""
     return _MARKERS[tool_format][0]
 
 

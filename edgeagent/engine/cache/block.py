@@ -130,7 +130,6 @@ class Block(Head):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the payload and the token ids."""
         return len(self.payload) + self.tokens.itemsize * len(self.tokens)
 
 
@@ -144,12 +143,10 @@ class TransferRate:
         self._seconds_per_byte = 0.0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Add a measurement: a transfer of `num_bytes` took `seconds`."""
         weight = _RATE_WEIGHT if self._seconds_per_byte else 1.0
         self._seconds_per_byte += weight * (seconds / max(1, num_bytes) - self._seconds_per_byte)
 
     def seconds(self, num_bytes: float) -> float:
-        """Return the expected seconds to transfer this many bytes."""
         return self._seconds_per_byte * num_bytes
 
 
@@ -338,5 +335,4 @@ class Keyring:
         return hashlib.blake2b(content, digest_size=KEY_BYTES, key=self._secret, person=b"edgeagent root").digest()
 
     def key(self, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
-        """Return the key of the block that has these tokens and follows the block `parent`."""
         return block_key(self._secret, parent, tokens)

@@ -172,7 +172,6 @@ class BlockTable:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether any blocks are kept."""
         return self.max_bytes > 0
 
     @property
@@ -272,7 +271,6 @@ class BlockTable:
         return key in self._entries
 
     def key(self, parent: BlockKey, tokens: Sequence[int]) -> BlockKey:
-        """Return the key of the block that has these tokens and follows the block `parent`, which may be a root."""
         return self._keyring.key(parent, tokens)
 
     def make(self, root: BlockKey, parent: BlockKey | None, start: int, own: array[int], payload: Payload) -> Block:
@@ -698,7 +696,6 @@ def make_table(
 
 
 def empty_table() -> BlockTable:
-    """Return a table that keeps nothing."""
     return BlockTable(Keyring(b"", bytes(16)), 0, can_cut=False)
 
 

@@ -76,7 +76,6 @@ class BlockReference:
 
     @property
     def end(self) -> int:
-        """The position after the last wanted token."""
         return self.start + self.num_tokens
 
     @property

@@ -58,7 +58,6 @@ _MAX_COMPARED = 4  # earlier prompts; those that share the most tokens, and of t
 
 
 def diverge(earlier: array[int], tokens: array[int]) -> Divergence:
-    """Compare a prompt with an earlier one."""
     at = common_length(earlier, tokens)
     return Divergence(at, earlier, tuple(_runs(earlier, tokens, at)))
 

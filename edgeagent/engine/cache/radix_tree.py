@@ -273,7 +273,6 @@ class RadixTree:
         return keys
 
     def has_children(self, key: BlockKey) -> bool:
-        """Whether other blocks in the tree have this block as their parent."""
         return self._num_children[key] > 0
 
     def _root(self, partition: BlockKey) -> Node:

@@ -63,12 +63,10 @@ class Chain:
 
     @property
     def end(self) -> int:
-        """How many tokens the blocks have together; the next block begins there."""
         return self._ends[-1] if self._ends else 0
 
     @property
     def key(self) -> BlockKey | None:
-        """The last block's key; None if there are no blocks."""
         return self._keys[-1] if self._keys else None
 
     def append(self, end: int, key: BlockKey) -> None:
@@ -78,7 +76,6 @@ class Chain:
         self._keys.append(key)
 
     def pop(self) -> None:
-        """Remove the last block."""
         self._ends.pop()
         self._keys.pop()
 
@@ -121,12 +118,10 @@ class Saver:
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether an idle prefix waits to be saved in blocks."""
         return bool(self._unsaved)
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing to do in idle time."""
         return self._is_ready and self._is_saved
 
     def is_saved(self, seq_id: int) -> bool:
@@ -216,7 +211,6 @@ class Saver:
 
     @property
     def has_work(self) -> bool:
-        """Whether idle or live sequences have tokens to read out."""
         return bool(self._unsaved or self._growing)
 
     @property

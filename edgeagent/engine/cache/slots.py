@@ -46,7 +46,6 @@ class Slots:
 
     @property
     def num_cells_used(self) -> int:
-        """Cells held by live or idle sequences."""
         return self._cells.num_used
 
     @property
@@ -63,7 +62,6 @@ class Slots:
         return self._tree.length(seq_id)
 
     def num_unshared(self, seq_id: int) -> int:
-        """Return how many cells only this sequence holds."""
         return self._cells.num_unshared(seq_id)
 
     def gap_below(self, seq_id: int, length: int) -> int:
@@ -82,7 +80,6 @@ class Slots:
         return self._tree.tokens(seq_id, start, end)
 
     def root(self, seq_id: int) -> BlockKey:
-        """Return the root key of a sequence's partition."""
         return self._tree.partition(seq_id)
 
     def match(self, walk: Walk, max_length: int, *, only_live: bool = False) -> CellPrefix:
@@ -284,7 +281,6 @@ class KvCells:
         return int(is_held.sum())
 
     def num_unshared(self, holder: int) -> int:
-        """Return how many cells only this holder has."""
         cells = self._cells.get(holder)
         return int((self._num_holders[np.frombuffer(cells, np.int32)] == 1).sum()) if cells else 0
 

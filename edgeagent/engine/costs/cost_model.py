@@ -45,7 +45,6 @@ class TimeShare:
         self.saved_s = min(max_s, self.saved_s + self._share * seconds)
 
     def spend(self, seconds: float) -> None:
-        """Record work that took `seconds`."""
         self.saved_s -= seconds
 
 

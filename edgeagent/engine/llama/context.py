@@ -131,7 +131,6 @@ _UNROUNDED = (KV_TYPES["f32"], KV_TYPES["f16"])  # K cells that an angle of 0 le
 
 
 def num_cells_of(model: Model, config: EngineConfig) -> int:
-    """Return how many cells a model's context should have."""
     return config.ctx or min(model.context_length_trained or DEFAULT_MAX_CONTEXT, DEFAULT_MAX_CONTEXT)
 
 
@@ -304,7 +303,6 @@ class LlamaRunner:
             self.abort_flag.forget()
 
     def add_adapter(self, adapter: Adapter) -> None:
-        """Register an adapter of this model for `use_adapter`."""
         self._adapters[adapter.id] = adapter
 
     def use_adapter(self, adapter: str) -> None:
@@ -468,7 +466,6 @@ class LlamaRunner:
         return self._row_at(self._outputs[index])
 
     def all_logits(self) -> Logits:
-        """Return the logits of all outputs of the last batch, shape (num_outputs, num_vocab)."""
         if not all(isinstance(row, int) for row in self._outputs):
             return np.stack([self._row_at(row) for row in self._outputs])
         num_rows, address = len(self._outputs), ctypes.addressof(lib.llama_get_logits(self._context).contents)

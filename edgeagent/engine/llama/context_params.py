@@ -33,7 +33,6 @@ class AbortFlag:
         self._flag[0] = b"\1"
 
     def clear(self) -> None:
-        """Clear the flag, so that computations can run."""
         self._flag[0] = b"\0"
 
     @contextmanager

@@ -53,7 +53,6 @@ class Fingerprint:
 
     @property
     def digest(self) -> bytes:
-        """A hash of all fields, 32 bytes."""
         content = repr(sorted(self.fields.items())).encode()
         return hashlib.blake2b(content, digest_size=32, person=b"edgeagent model").digest()
 

@@ -78,7 +78,6 @@ def _load_failure(path: Path) -> ModelLoadFailed:
 
 
 def is_short_of_memory(why: str) -> bool:
-    """Whether llama.cpp's messages report a failed allocation."""
     return any(words in why.lower() for words in _MEMORY_WORDS)
 
 
@@ -225,7 +224,6 @@ class Model:
         return bool(lib.llama_vocab_get_attr(self._vocab, token) & _USER_DEFINED)
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends generation (EOS, EOT …)."""
         return token in self._end_set
 
     @cached_property
@@ -277,12 +275,10 @@ class Model:
 
     @property
     def bos_text(self) -> str:
-        """The text of BOS ("" if there is none)."""
         return self._special_text(lib.llama_vocab_bos(self._vocab))
 
     @property
     def eos_text(self) -> str:
-        """The text of EOS ("" if there is none)."""
         return self._special_text(lib.llama_vocab_eos(self._vocab))
 
     def _special_text(self, token: int) -> str:

@@ -29,13 +29,11 @@ class ResolvedSampling:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether any penalty is set, so that recent tokens change the logits."""
         factors = (self.repeat_penalty - 1.0, self.presence_penalty, self.frequency_penalty)
         return self.repeat_last_n != 0 and any(factors)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether only the likeliest token can be drawn."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
 
@@ -52,7 +50,6 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def is_in_range(field: str, value: float) -> bool:
-    """Whether a sampling parameter may have this value."""
     low, high = _RANGES[field]
     return low <= value <= high
 

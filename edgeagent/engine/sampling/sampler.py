@@ -223,7 +223,6 @@ def peak_of(values: Floats) -> np.float32:
 
 
 def no_maximum(values: Floats) -> InternalError:
-    """Return the error to raise if the largest logit is not finite."""
     return InternalError(f"no token can be drawn: the largest logit is {values[values.argmax()]}")
 
 

@@ -154,7 +154,6 @@ def total_of(weights: Floats) -> float:
 
 
 def total_within(weights: Floats, mask: NDArray[np.bool_]) -> float:
-    """Return the sum of the weights that `mask` selects."""
     return total_of(weights.take(mask.nonzero()[0]) if is_sparse(mask) else np.multiply(weights, mask))
 
 

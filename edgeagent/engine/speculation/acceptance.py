@@ -189,7 +189,6 @@ class SharedAcceptance:
         return self.counts.rates([self.rate] * len(self.counts.verified), _WEIGHT_IN_SOURCE)
 
     def add(self, num_verified: int, num_accepted: int) -> None:
-        """Add the result of one draft: the numbers of its tokens that were verified and accepted."""
         self.num_drafts += 1
         self.counts.add(num_verified, num_accepted)
 

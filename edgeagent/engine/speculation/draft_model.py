@@ -218,7 +218,6 @@ class DraftModel:
         return draft
 
     def _num_recorded(self, draft: _Draft) -> int:
-        """Return how many tokens of a sequence the prefix cache records."""
         return self.prefixes.cells.length(draft.seq_id)
 
     def _is_restored(self, draft: _Draft) -> bool:

@@ -535,7 +535,6 @@ def first_difference(model: GgufHeader, draft: GgufHeader) -> str | None:
 
 
 def _tokens_of(header: GgufHeader) -> bytes:
-    """Return the bytes of the token array in the file."""
     return _bytes_at(header.path, header.tokens_at)
 
 

@@ -46,7 +46,6 @@ class ByteReader:
 
     @property
     def offset(self) -> int:
-        """Bytes consumed so far."""
         return self._window_offset + self._pos
 
     def fail(self, what: str) -> Never:

@@ -67,7 +67,6 @@ class TextJobs:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is a tokenized text to compute."""
         return self._next() is not None
 
     def add(self, ask_id: str, query: Embed | Rerank) -> None:

@@ -129,7 +129,6 @@ class Seal:
 
 
 def head_bytes(num_tokens: int) -> int:
-    """Return how many bytes of a block's file come before the payload."""
     return HEADER_BYTES + _TOKEN_BYTES * num_tokens
 
 

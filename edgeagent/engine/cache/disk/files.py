@@ -61,15 +61,12 @@ class Files:
         cache_folder.ensure_private(self.folder)
 
     def is_there(self) -> bool:
-        """Whether the folder exists."""
         return self.folder.is_dir()
 
     def list_names(self) -> list[str]:
-        """Return the names of all files and folders in the folder."""
         return cache_folder.list_names(self.folder)
 
     def scan(self) -> list[BlockFile]:
-        """Return the files of all blocks."""
         return list(cache_folder.scan(self.folder))
 
     def create(self, name: str) -> BinaryIO:
@@ -179,7 +176,6 @@ class Files:
         return f"{self.folder / name} is a folder, and should be a file: remove it"
 
     def free_bytes(self) -> int:
-        """Return how many bytes are free on the disk for this user."""
         return shutil.disk_usage(self.folder).free
 
 

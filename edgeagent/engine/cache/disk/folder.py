@@ -157,7 +157,6 @@ class Folder:
         return None if block is None or block.is_doomed or block.is_unreadable else block
 
     def all(self) -> list[FoundBlock]:
-        """Return all blocks, in whatever state they are."""
         return list(self._blocks.values())
 
     def open(self) -> None:
@@ -242,7 +241,6 @@ class Folder:
         return Outcome.LATER
 
     def _add(self, block: FoundBlock) -> None:
-        """Add a block, or replace the one with the same key."""
         former = self._blocks.get(block.name.key)
         self._blocks[block.name.key] = block
         self.num_bytes += block.num_bytes - (former.num_bytes if former else 0)
@@ -281,7 +279,6 @@ class Folder:
             self._add(raised)
 
     def discard(self, key: BlockKey) -> None:
-        """Remove a block, if it is there."""
         block = self.find(key)
         if block is not None:
             with self._guarded("remove from"):

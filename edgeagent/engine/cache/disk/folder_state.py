@@ -56,7 +56,6 @@ class FolderState:
 
     @property
     def now_s(self) -> float:
-        """The folder's time in seconds."""
         return self._base_s + self._clock()
 
     @property

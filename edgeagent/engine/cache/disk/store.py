@@ -162,7 +162,6 @@ class BlockStore:
 
     @property
     def read_bytes_per_s(self) -> float:
-        """The rate of reads; 0 if none is known."""
         return self._folder.state.read_bytes_per_s
 
     def hurry(self) -> bool:
@@ -208,7 +207,6 @@ class BlockStore:
             self._send(self._folder.set_share, max_bytes, bytes_per_hour)
 
     def _send(self, command: Callable[..., None], *arguments: object, **options: object) -> None:
-        """Let the disk's thread call `command`."""
         self._commands.put(partial(command, *arguments, **options))
 
     def stats(self) -> CacheStatus:

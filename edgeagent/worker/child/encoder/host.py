@@ -187,7 +187,6 @@ class EncoderHost:
         return self._threads.max_threads
 
     def encode(self, texts: Sequence[Sequence[int]]) -> Rows:
-        """Compute a batch of tokenized texts. Return one row of results for each text; see Encoder.encode."""
         return self.encoder.encode(texts, self.num_threads)
 
     def read_texts(self, query: Embed | Rerank) -> list[list[int]]:

@@ -349,12 +349,10 @@ class GeneratorLoop(JobLoop):
 
     @property
     def planned_bytes(self) -> int:
-        """The most memory that cached blocks and further contexts may take now, in bytes. Any thread may read it."""
         return self._engine.planned_bytes + self._host.embedder_bytes
 
     @property
     def status(self) -> WorkerStatus:
-        """The worker's counters and times. Any thread may read them, even in the middle of a step."""
         status = self._engine.status()
         return structs.replace(
             status,

@@ -279,7 +279,6 @@ class LoadPreparation:
         return None if cache is None or folder is None else cache.share_of(folder)
 
     def is_cache_folder_replaced(self) -> bool:
-        """Whether the worker lost its folder of cached blocks; see CacheShares.is_replaced."""
         cache, folder = self._source.cache, self.cache_folder
         return cache is not None and folder is not None and cache.is_replaced(folder)
 

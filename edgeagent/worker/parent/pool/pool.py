@@ -67,7 +67,6 @@ class KnownNames:
         self._fixed |= dict.fromkeys(names, model)
 
     def add(self, name: str, model: str) -> None:
-        """Map a name to the model that was found for it."""
         if len(self._found) >= _MAX_NAMES:  # clients may spell a name in many ways
             self._found.clear()
         self._found[name] = model
@@ -84,7 +83,6 @@ class KnownNames:
 
 
 def own_keep_alive_s(config: Config, name: str) -> float:
-    """Return how many seconds a model stays loaded without use."""
     own = config.models.get(name)
     return config.load.keep_alive_s if own is None or own.keep_alive is None else seconds_of(own.keep_alive)
 

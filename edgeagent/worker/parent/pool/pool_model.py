@@ -98,7 +98,6 @@ class PoolModel:
 
     @property
     def adapters(self) -> Mapping[str, Path]:
-        """The files of the model's adapters, by name."""
         return self.preparation.adapters
 
     def check_adapter(self, name: str) -> None:
@@ -139,12 +138,10 @@ class PoolModel:
 
     @property
     def is_expired(self) -> bool:
-        """Whether the model is loaded and has been unused for `keep_alive_s`."""
         return self.state is WorkerState.READY and not self.supervisor.is_busy and self.idle_s >= self.keep_alive_s
 
     @property
     def is_forgettable(self) -> bool:
-        """Whether the pool may forget the model: it is not pinned, has no worker, and was not used for ten minutes."""
         return not self.is_pinned and self.state in (WorkerState.STOPPED, *UNUSABLE) and self.idle_s >= _FORGET_S
 
     @property

@@ -40,7 +40,6 @@ class ProfileStore:
         write_private(self._file(Path(profile.path)), msgspec.json.encode(profile))
 
     def remove(self, model: Path) -> None:
-        """Delete the profile of a model file, if there is one."""
         self._file(model).unlink(missing_ok=True)
 
     def _file(self, model: Path) -> Path:
@@ -49,7 +48,6 @@ class ProfileStore:
 
 
 def json_of(profile: Profile) -> Any:
-    """Return a profile as dicts, lists, texts and numbers."""
     return msgspec.to_builtins(profile)
 
 

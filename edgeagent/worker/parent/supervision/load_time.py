@@ -15,7 +15,6 @@ _BYTES_PER_S = 700 << 20
 
 
 def guessed_s(num_bytes: int) -> float:
-    """Return about how many seconds files of this size take to load."""
     return _START_S + num_bytes / _BYTES_PER_S
 
 
@@ -32,16 +31,13 @@ class LoadTime:
         self.guess_s = guess_s
 
     def begin(self) -> None:
-        """Start measuring, because a worker starts."""
         self._began_s = self._clock()
 
     def end(self) -> None:
-        """Stop measuring, because the worker is ready."""
         self._last_s = self._clock() - self._began_s
 
     @property
     def whole_s(self) -> float | None:
-        """The predicted seconds for a whole load; None if unknown."""
         return self.guess_s if self._last_s is None else self._last_s
 
     def ready_in_s(self, state: WorkerState, progress: float) -> float | None:

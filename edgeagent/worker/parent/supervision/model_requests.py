@@ -127,7 +127,6 @@ class AcceptedRequest:
 
     @property
     def first_token_ms(self) -> float:
-        """Milliseconds from acceptance to the first token; 0 before the first token."""
         return 0.0 if self.first_token_at_s is None else (self.first_token_at_s - self.accepted_at_s) * 1000
 
     @property
@@ -160,11 +159,9 @@ class ModelRequests:
         return request_id in self._live
 
     def num_sent(self) -> int:
-        """Return how many live requests were sent to the current worker."""
         return sum(live.is_sent for live in self._live.values())
 
     def unasked(self) -> list[str]:
-        """Return the ids of the answers that no client has asked for yet."""
         return [live.request.id for live in self._live.values() if live.request.is_unasked]
 
     def sendable(self) -> list[AcceptedRequest]:
@@ -185,7 +182,6 @@ class ModelRequests:
         return not all(map(_IS_SENT, self._live.values()))
 
     def oldest_cancel_s(self) -> float | None:
-        """Return when the oldest unanswered cancel was sent; None if there is none."""
         cancelled = (live.cancelled_at_s for live in self._live.values())
         return min((at_s for at_s in cancelled if at_s is not None), default=None)
 
@@ -485,12 +481,10 @@ class Queries:
             self._settle(query, from_code(failed.code, failed.message, param=failed.param))
 
     def fail_sent(self, error: EdgeAgentError) -> None:
-        """End the queries that were sent to the worker, with this error."""
         for query in [query for query in self._open.values() if query.sent_at_s is not None]:
             self._settle(query, error)
 
     def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
-        """End every query, each with a new error."""
         for query in list(self._open.values()):
             self._settle(query, make_error())
 

@@ -27,7 +27,6 @@ class Refusal:
     until_s: float
 
     def left_s(self, now_s: float) -> float:
-        """Return the seconds until a worker may be started again."""
         return max(0.0, self.until_s - now_s)
 
     def check(self, now_s: float) -> None:
@@ -75,12 +74,10 @@ def changed(name: str) -> EdgeAgentError:
 
 
 def stopping() -> BackendUnavailable:
-    """Return the error for a request while the daemon is stopping."""
     return BackendUnavailable("the daemon is stopping; send the request again later", served_by="local")
 
 
 def ended(cause: str) -> WorkerCrashed:
-    """Return the error for a query whose worker ended."""
     return WorkerCrashed(f"the model's process ended ({cause}); try again", retry_after_s=1.0, served_by="local")
 
 

@@ -128,16 +128,13 @@ class Supervisor:
 
     @property
     def num_live(self) -> int:
-        """How many requests were accepted and have not ended."""
         return len(self._requests)
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are requests or queries that have not ended."""
         return len(self._requests) > 0 or len(self._queries) > 0
 
     def status(self) -> ModelStatus:
-        """Return the status of the model and its worker."""
         return ModelStatus(
             name=self.name,
             state=self._state,

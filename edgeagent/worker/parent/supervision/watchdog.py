@@ -40,7 +40,6 @@ class SupervisionLimits:
 
     @classmethod
     def from_config(cls, engine: EngineConfig) -> SupervisionLimits:
-        """Return the default limits, with the user's timeout for hangs."""
         return cls(hang_timeout_s=engine.hang_timeout_s)
 
 
