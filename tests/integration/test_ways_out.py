@@ -98,7 +98,6 @@ WAYS = {
     "doctor/plug_ins.py": ("engine",),
     "store/hub/client.py": ("pull", "doctor"),
     "store/hub/pull.py": ("pull", "daemon"),
-    "store/hub/session.py": ("pull", "doctor"),
 }
 # The modules that could, and why nothing leaves by them.
 LISTENS = "it listens, and talks to the systemd of this machine"

@@ -26,8 +26,15 @@ from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelNotFound, Stor
 from edgeagent.machine_policy import PolicyFile
 from edgeagent.store.file_records import VerifiedFiles, file_sha256
 from edgeagent.store.hub.cache import HubCache
-from edgeagent.store.hub.client import HubUnreachable, RemoteFile, describe, is_transient, list_files, translated
-from edgeagent.store.hub.session import recorded
+from edgeagent.store.hub.client import (
+    HubUnreachable,
+    RemoteFile,
+    describe,
+    is_transient,
+    list_files,
+    recorded,
+    translated,
+)
 from edgeagent.store.names.catalog import CatalogEntry, builtin_model, draft_of, find_entry, model_name
 from edgeagent.store.names.parsing import BuiltinName, CatalogName, HubName, LocalPath, choose, parse_name, variants
 from edgeagent.store.projectors import choose_projector
