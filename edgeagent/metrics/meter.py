@@ -53,8 +53,9 @@ _TAIL_CHARS = 8  # more than any match of _SENTENCE_END can begin before the del
 class Meter(Sink):
     """The measurements of one generation, which counts as live until `end`. Call `end` once.
 
-    It measures each step, and then passes it on to `sink`; the terminal delta gets its Verdict. `label` returns the
-    name of a served model; the model's canonical name may become known only after the request has arrived.
+    It measures each step, and then passes it on to `sink`; the terminal delta gets its Verdict. What the request has
+    waited before counts as waiting in a queue. `label` returns the name of a served model; the model's canonical name
+    may become known only after the request has arrived.
     """
 
     def __init__(self, label: Callable[[], str], sink: Sink, request: GenerateRequest, target: Target) -> None:
@@ -67,7 +68,8 @@ class Meter(Sink):
         self._token_s = self._target.token_s
         self.model = model = label()
         self._of_answer = (model, self._tier.value, "local")
-        self.began_s = time.monotonic()
+        self._waited_s = request.waited_s
+        self.began_s = time.monotonic() - self._waited_s
         self.first_s: float | None = None
         self.usable_s: float | None = None
         self.last_s = 0.0
@@ -187,7 +189,8 @@ class Meter(Sink):
 
     def _observe_first(self, step: Step) -> None:
         self.first_s = time.monotonic()
-        self._delivery_s = max(0.0, self.first_s - max(step.at_s, self.began_s)) if step.at_s else 0.0
+        begun_s = self.began_s + self._waited_s
+        self._delivery_s = max(0.0, self.first_s - max(step.at_s, begun_s)) if step.at_s else 0.0
         self._observe(metrics.first_token_seconds, self.first_s)
 
     def _observe(self, histogram: metrics.FastHistogram, at_s: float) -> None:
@@ -196,17 +199,22 @@ class Meter(Sink):
             histogram.labels(*self._of_answer).observe(at_s - self.began_s)
 
     def _finish(self, step: Step, finished: Finished) -> Step:
-        """Return the last step, with the verdict."""
+        """Return the last step, with the verdict and the time that the request waited before."""
         self.finished = finished
         if self.first_s is None and any(type(delta) is ChoiceScores for delta in step.deltas):
             self._observe_first(step)
         first_s = (self.first_s or time.monotonic()) - self.began_s
         is_due = self.first_s is not None or first_s > self._target.first_token_s
         if is_due and self._target != NO_TARGET:
-            stage = late_stage(finished.timings, self._target, first_s, self._delivery_s, self._excess_s)
+            timings, waited_ms = finished.timings, 1000.0 * self._waited_s
+            stage = late_stage(timings, self._target, first_s, self._delivery_s, self._excess_s, self._waited_s)
             self.verdict = Verdict(self._tier, self._target, stage)
-            finished = replace(finished, timings=replace(finished.timings, verdict=self.verdict))
-            step = replace(step, deltas=(*step.deltas[:-1], finished))
+            first_ms = timings.first_token_ms and timings.first_token_ms + waited_ms
+            timings = replace(
+                timings, queue_ms=timings.queue_ms + waited_ms, first_token_ms=first_ms, verdict=self.verdict
+            )
+            self.finished = replace(finished, timings=timings)
+            step = replace(step, deltas=(*step.deltas[:-1], self.finished))
         return step
 
     @property
@@ -252,11 +260,19 @@ class Meter(Sink):
             metrics.stage_seconds.labels("delivery", *self._of_answer[1:]).observe(self._delivery_s)
 
 
-def late_stage(timings: Timings, target: Target, first_s: float, delivery_s: float, late_tokens_s: float) -> str:
+def late_stage(
+    timings: Timings,
+    target: Target,
+    first_s: float,
+    delivery_s: float,
+    late_tokens_s: float,
+    waited_s: float = 0.0,
+) -> str:
     """Return the stage that broke an answer's latency target; "" if the target was kept.
 
     `first_s`: the time to the first token. `delivery_s`: the part of it between the engine and this process.
-    `late_tokens_s`: by how much the later tokens exceeded their target, together.
+    `late_tokens_s`: by how much the later tokens exceeded their target, together. `waited_s`: the part of `first_s`
+    before the service had the request, which counts as queue.
 
     1. Neither the first token nor the later ones exceed their target: none.
     2. The later tokens exceed it by more than the first one: decode, or remote if a remote sent the end of the answer.
@@ -274,7 +290,8 @@ def late_stage(timings: Timings, target: Target, first_s: float, delivery_s: flo
     }  # 3
     asked = (timings.route, *(move.source for move in timings.handovers))
     rest = "remote" if any(map(is_remote, asked)) else "queue" if stages_s else UNKNOWN
-    rest_s = first_s - sum(stages_s.values()) - delivery_s
+    rest_s = first_s - sum(stages_s.values()) - delivery_s - waited_s
+    stages_s["queue"] = stages_s.get("queue", 0.0) + waited_s
     stages_s[rest] = stages_s.get(rest, 0.0) + rest_s
     stages_s["delivery"] = delivery_s
     return max(stages_s, key=stages_s.__getitem__)

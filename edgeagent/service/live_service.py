@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from edgeagent.credentials.grants import unless_revoked, until_revoked
-from edgeagent.errors import BackendUnavailable, DeadlineUnreachable, EdgeAgentError, InternalError
+from edgeagent.errors import (
+    BackendUnavailable,
+    DeadlineUnreachable,
+    EdgeAgentError,
+    InternalError,
+    RequestTimeout,
+)
 from edgeagent.metrics.meter import ABANDONED, NO_TARGET, Meter
 from edgeagent.router.policy import TARGETS, Targets, target_of
 from edgeagent.service.client_sink import Ending
@@ -31,6 +37,7 @@ from edgeagent.types import (
     Target,
     TextPrompt,
     WorkerState,
+    replace,
 )
 
 logger = logging.getLogger(__name__)
@@ -101,7 +108,8 @@ class LiveService:
     async def generate(self, request: GenerateRequest, sink: Sink) -> None:
         """Run a request to its end, and put its steps into the sink. If its client's token is revoked, cancel it.
 
-        Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, or the service's errors.
+        Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, DeadlineUnreachable or
+        RequestTimeout if the request has waited too long before, or the service's errors.
         """
         request = self._with_caller(request)
         # What is computed ahead waits for idle time, and its client for none of it.
@@ -125,7 +133,7 @@ class LiveService:
         meter, code = Meter(partial(self._label, request.model), sink, request, target), ABANDONED
         try:
             with until_revoked(partial(self.cancel, request.id)):
-                await self._service.generate(request, meter)
+                await self._service.generate(_remaining(request), meter)
         except EdgeAgentError as error:
             code = error.code
             meter.is_refused_at_once = isinstance(error, DeadlineUnreachable) and error.expected_s is not None
@@ -237,6 +245,25 @@ class LiveService:
             self._note_miss(request, meter.model, miss)
         if self._trace is not None:
             self._trace(request, meter, end)
+
+
+def _remaining(request: GenerateRequest) -> GenerateRequest:
+    """Return a request whose limits of time are what its wait has left.
+
+    Raise DeadlineUnreachable or RequestTimeout if nothing is left.
+    """
+    need, limit_s, waited_s = request.need, request.timeout_s, request.waited_s
+    if not waited_s:
+        return request
+    if need.first_token_s is not None:
+        if need.first_token_s <= waited_s:
+            raise DeadlineUnreachable.passed(need.first_token_s)
+        need = replace(need, first_token_s=need.first_token_s - waited_s)
+    if limit_s is not None:
+        if limit_s <= waited_s:
+            raise RequestTimeout.passed(limit_s)
+        limit_s -= waited_s
+    return replace(request, need=need, timeout_s=limit_s, waited_s=0.0)
 
 
 def _place(meter: Meter) -> tuple[str, str]:

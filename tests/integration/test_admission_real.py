@@ -15,6 +15,7 @@ from urllib.error import HTTPError
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from websockets.asyncio.client import connect
 
 from edgeagent.config import DEFAULT_PARALLEL
 from tests.integration.conftest import Daemon
@@ -69,6 +70,25 @@ def test_a_deadline_that_passes_in_the_queue_is_a_late_answer(daemon: Daemon) ->
         post(daemon, "/v1/responses", input="hi", edgeagent={"deadline_ms": 2000})
     assert (refused.value.code, json.load(refused.value)["error"]["code"]) == (504, "request_timeout")
     assert num_late_in_queue(daemon) == num_before + 1
+
+
+async def test_a_create_whose_limit_passes_on_its_lane_is_a_late_answer(daemon: Daemon) -> None:
+    num_before = num_late_in_queue(daemon)
+    async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+        for need in ({}, {"ttft_ms": 1}, {"deadline_ms": 1}, {}):
+            own = {"tier": "batch", **need}  # its target is kept on a slow machine too
+            made = {"type": "response.create", "input": "Tell me a story.", "temperature": 0, "edgeagent": own}
+            await socket.send(json.dumps(made))
+        ends = list[dict[str, Any]]()
+        while len(ends) < 4:
+            event = json.loads(await socket.recv())
+            if event["type"] in ("error", "response.completed"):
+                ends.append(event)
+    codes = [end["error"]["code"] if end["type"] == "error" else "" for end in ends]
+    assert codes == ["", "deadline_unreachable", "request_timeout", ""]
+    assert num_late_in_queue(daemon) == num_before + 2
+    first, *_, last = (end["response"]["edgeagent"] for end in ends if "response" in end)
+    assert last["stages_ms"]["first_token"] >= first["stages_ms"]["decode"], "it waited for the first one"
 
 
 def test_a_full_machine_refuses_what_it_cannot_keep_and_queues_the_rest(daemon: Daemon) -> None:

@@ -187,6 +187,12 @@ def test_the_stage_that_broke_the_target(
     assert late_stage(timings, Target(1.0, 0.2), first_s, delivery_s, late_tokens_s) == stage
 
 
+def test_the_wait_before_a_remote_was_asked_is_not_the_remote_s() -> None:
+    timings = Timings(route="remote:gpu")
+    for waited_s, stage in ((0.0, "remote"), (2.5, "queue")):
+        assert late_stage(timings, Target(1.0, 0.2), 4.0, 0.0, 0.0, waited_s) == stage
+
+
 class Last(Sink):
     """Keeps the terminal delta, as a wire gets it."""
 

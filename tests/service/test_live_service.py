@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +20,20 @@ from edgeagent.errors import (
 from edgeagent.metrics import REGISTRY
 from edgeagent.metrics.meter import Meter
 from edgeagent.service.live_service import LiveService, _measures
-from edgeagent.types import FinishReason, GenerateRequest, Need, Placement, Started, Step, TextDelta, TextPrompt
+from edgeagent.types import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Need,
+    Placement,
+    Started,
+    Step,
+    Target,
+    TextDelta,
+    TextPrompt,
+    Tier,
+    Verdict,
+)
 from tests.backends.fake import FakeBackend, Gate, failing, finished
 from tests.backends.reading import steps_of
 
@@ -115,6 +129,39 @@ async def test_what_is_refused_at_once_is_no_late_answer(error: EdgeAgentError, 
         await consume(steps_of(service.generate, replace(request("a"), model=model, **limit)))
     labels = {"model": model, "tier": "interactive", "served_by": "local", "outcome": "queue"}
     assert bool(REGISTRY.get_sample_value("edgeagent_answers_total", labels)) is is_late
+
+
+@pytest.mark.parametrize(
+    ("limit", "first_token_s", "stage"),
+    [({}, 3.0, "queue"), ({"need": Need(first_token_s=90.0)}, 90.0, ""), ({"timeout_s": 90.0}, 3.0, "queue")],
+)
+async def test_the_wait_before_it_came_counts_as_its_own(
+    limit: dict[str, Any], first_token_s: float, stage: str
+) -> None:
+    """The backend gets what is left of the request's limits. It is judged by the limits that it was sent with."""
+    backend, meters = FakeBackend(), list[Meter]()
+    service = LiveService(backend, anonymous, lambda asked, meter, end: meters.append(meter))
+    steps = await consume(steps_of(service.generate, replace(request("a"), waited_s=30.0, **limit)))
+    assert backend.requests[0].latest_first_token_s == (60.0 if limit else None)
+    finished_one = steps[-1].deltas[-1]
+    assert isinstance(finished_one, Finished) and finished_one.timings.queue_ms >= 30_000
+    assert finished_one.timings.verdict == Verdict(Tier.INTERACTIVE, Target(first_token_s, 0.2), stage)
+    assert meters[0].first_s is not None and meters[0].first_s - meters[0].began_s >= 30.0
+
+
+@pytest.mark.parametrize(
+    ("limit", "error"), [({"need": Need(first_token_s=3.0)}, DeadlineUnreachable), ({"timeout_s": 3.0}, RequestTimeout)]
+)
+async def test_what_has_waited_too_long_is_late_and_not_computed(
+    limit: dict[str, Any], error: type[EdgeAgentError]
+) -> None:
+    backend = FakeBackend(models=(model := f"waited {error.__name__}",))
+    asked = replace(request("a"), model=model, waited_s=3.0, **limit)
+    with pytest.raises(error, match="3000"):
+        await consume(steps_of(LiveService(backend, anonymous).generate, asked))
+    assert backend.requests == []
+    labels = {"model": model, "tier": "interactive", "served_by": "local", "outcome": "queue"}
+    assert REGISTRY.get_sample_value("edgeagent_answers_total", labels) == 1
 
 
 async def test_draining() -> None:

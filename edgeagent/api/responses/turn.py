@@ -43,7 +43,7 @@ from edgeagent.conversation.compaction import (
 from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult, Transcript
 from edgeagent.conversation.items import CallItem, CompactionItem, Item
 from edgeagent.conversation.store import ResponseStore
-from edgeagent.errors import DeadlineUnreachable, EdgeAgentError, InternalError, RequestTimeout
+from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.router.policy import strictest
 from edgeagent.service.live_requests import LiveRequest, LiveRequests
 from edgeagent.service.service import Service, info_of
@@ -110,30 +110,15 @@ class Turn:
         return self.request.cache.partition
 
     def count_wait(self, waited_s: float) -> None:
-        """Subtract the seconds that the create waited for its turn from the request's limits of time.
-
-        Raise DeadlineUnreachable or RequestTimeout if one of them has passed.
-        """
-        need, limit_s = self.request.need, self.request.timeout_s
-        if need.first_token_s is not None:
-            if need.first_token_s <= waited_s:
-                raise DeadlineUnreachable.passed(need.first_token_s)
-            need = msgspec_replace(need, first_token_s=need.first_token_s - waited_s)
-        if limit_s is not None:
-            if limit_s <= waited_s:
-                raise RequestTimeout.passed(limit_s)
-            limit_s -= waited_s
-        self.request = msgspec_replace(self.request, need=need, timeout_s=limit_s)
+        """Add to the seconds that the client has waited for the request to begin."""
+        self.request = msgspec_replace(self.request, waited_s=self.request.waited_s + waited_s)
 
     def shorten(self, items: tuple[Item, ...]) -> None:
         """Replace the conversation by `items`, a shorter form of it, and make the request again with the same id."""
         transcript = Transcript().extended(items)
         self.conversation = replace(self.conversation, items=items, transcript=transcript, num_inherited=0)
         shorter = self.create.request(self.request.id, self.request.model, self.conversation, self.partition)
-        same = {
-            name: getattr(self.request, name)
-            for name in ("cache", "route", "asked_route", "is_whole", "timeout_s", "need")
-        }
+        same = {name: getattr(self.request, name) for name in ("cache", "route", "asked_route", "is_whole", "waited_s")}
         self.request = msgspec_replace(shorter, **same)
 
     def stored(self) -> StoredResponse:

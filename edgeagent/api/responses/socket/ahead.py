@@ -96,4 +96,5 @@ class AheadAnswer(Sink):
 def _content(request: GenerateRequest) -> GenerateRequest:
     """Return a request without what does not change its answer: its id, tier, times, and how much is computed."""
     need = Need(max_prompt_tokens=request.need.max_prompt_tokens)
-    return replace(request, id="", tier=Tier.INTERACTIVE, timeout_s=None, prefill_only=False, is_ahead=False, need=need)
+    request = replace(request, timeout_s=None, waited_s=0.0, need=need)
+    return replace(request, id="", tier=Tier.INTERACTIVE, prefill_only=False, is_ahead=False)

@@ -398,8 +398,8 @@ class Session:
                 make_id=self.make_id,
                 clock=self._clock,
             )
-            # In whole milliseconds, so that a create that did not wait keeps the limits that it sent.
-            turn.count_wait(round(self._monotonic() - lane.arrived_s, 3))
+            # In hundredths, so that a create that did not wait keeps the limits that it sent.
+            turn.count_wait(round(self._monotonic() - lane.arrived_s, 2))
         except EdgeAgentError as error:
             self._evict(create.previous_id, lane)
             self._refuse(lane, error, answers)
