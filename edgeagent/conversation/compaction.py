@@ -31,6 +31,7 @@ from edgeagent.types import (
     GenerateRequest,
     Media,
     Message,
+    Need,
     RenderPrompt,
     RouteMode,
     SamplingParams,
@@ -93,10 +94,10 @@ async def summarize(
 ) -> tuple[str, Usage]:
     """Return a model's summary of a conversation, and the token counts of the summary's generation.
 
-    `template`: the request whose id, model, tier and cache policy are used. `instructions`: the system message, or
-    None. As long as the conversation does not fit the context, or the budget of the tier, the older half of its
-    messages is left out. Raise ContextLengthExceeded or TokenBudgetExceeded if fewer than four messages are left and do
-    not fit, SummaryCancelled if the request was cancelled, or the service's errors.
+    `template`: the request whose id, model, tier, limits of time and cache policy are used. `instructions`: the system
+    message, or None. As long as the conversation does not fit the context, or the budget of the tier, the older half of
+    its messages is left out. Raise ContextLengthExceeded or TokenBudgetExceeded if fewer than four messages are left
+    and do not fit, SummaryCancelled if the request was cancelled, or the service's errors.
     """
     messages, media = to_messages(instructions, items), media_of(items)
     while True:
@@ -118,6 +119,10 @@ async def _summarize(
         sampling=SamplingParams(temperature=0.0),
         max_tokens=1024,
         tier=template.tier,
+        # It is a part of the request that it is for, and must itself come in time.
+        timeout_s=template.timeout_s,
+        waited_s=template.waited_s,
+        need=Need(first_token_s=template.need.first_token_s),
         cache=template.cache,
         is_ahead=template.is_ahead,
         # Only a local model knows the exact number of tokens, and so whether the conversation fits its context.
@@ -183,7 +188,8 @@ class EarlySummaries:
         early = _Early(_client(template), len(items), beginning, asyncio.current_task(), owner)
         self._made = [*self._made[1 - _MAX_EARLY :], early]
         cache = replace(template.cache, lane="")  # the lane's prefix is that of its next turn
-        quiet = replace(template, id=new_id, tier=Tier.BATCH, is_ahead=True, cache=cache)
+        unlimited = replace(template, timeout_s=None, waited_s=0.0, need=Need())
+        quiet = replace(unlimited, id=new_id, tier=Tier.BATCH, is_ahead=True, cache=cache)
         try:
             early.text, _ = await summarize(quiet, instructions, items, service)
         except (EdgeAgentError, SummaryCancelled):

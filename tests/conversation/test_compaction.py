@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from edgeagent.api.responses.events import TERMINAL
 from edgeagent.conversation.compaction import INSTRUCTION, INTRODUCTION, EarlySummaries
 from edgeagent.service.live_service import LiveService
-from edgeagent.types import ChatPrompt, GenerateRequest, Message, RouteMode, TextDelta, Tier
+from edgeagent.types import ChatPrompt, GenerateRequest, Message, Need, RouteMode, TextDelta, Tier
 from tests.api.serving import check_golden, serve, validate_event
 from tests.backends.fake import Act, FakeBackend, Gate, finished
 from tests.worker.support import eventually
 
 LONG = "word " * 200
+SPOKEN: Any = [{"role": "user", "content": LONG}, {"role": "user", "content": "more"}]
 MANAGED: Any = [{"type": "compaction", "compact_threshold": 500}]
 
 
@@ -71,14 +73,42 @@ async def test_a_long_chain_is_compacted_under_way(client: AsyncOpenAI, backend:
     assert items[0].id == second.output[0].id
 
 
+async def test_a_summary_is_part_of_the_time_of_its_request(client: AsyncOpenAI, backend: FakeBackend) -> None:
+    limits = {"edgeagent": {"deadline_ms": 90_000, "ttft_ms": 60_000, "max_prompt_tokens": 1000}}
+    await client.responses.create(model="fake", input=SPOKEN, context_management=MANAGED, extra_body=limits)
+    summarizing, answering = backend.requests
+    assert (summarizing.timeout_s, summarizing.need) == (90.0, Need(first_token_s=60.0))
+    assert answering.timeout_s is not None and answering.need.first_token_s is not None
+    assert answering.timeout_s < 90.0 and answering.need.first_token_s < 60.0
+
+
+@pytest.mark.parametrize("limit", ["deadline_ms", "ttft_ms"])
+async def test_no_answer_is_computed_if_its_summary_took_too_long(
+    client: AsyncOpenAI, backend: FakeBackend, limit: str
+) -> None:
+    gate = Gate()
+    backend.script = lambda _: (TextDelta("They"), gate, finished())
+    limits = {"edgeagent": {limit: 1}}
+    asked = client.responses.create(model="fake", input=SPOKEN, context_management=MANAGED, extra_body=limits)
+    answering = asyncio.ensure_future(asked)
+    await gate.reached.wait()
+    await asyncio.sleep(0.002)
+    gate.opened.set()
+    with pytest.raises(APIStatusError):
+        await answering
+    assert len(backend.requests) == 1
+
+
 async def test_its_events_are_the_golden_ones(client: AsyncOpenAI) -> None:
-    spoken: Any = [{"role": "user", "content": LONG}, {"role": "user", "content": "more"}]
     async with client.responses.connect() as connection:
-        await connection.response.create(model="fake", input=spoken, context_management=MANAGED)
+        await connection.response.create(model="fake", input=SPOKEN, context_management=MANAGED)
         events = [json.loads(await connection.recv_bytes())]
         while events[-1]["type"] not in TERMINAL:
             events.append(json.loads(await connection.recv_bytes()))
             validate_event(events[-1])
+    stages_ms = events[-1]["response"]["edgeagent"]["stages_ms"]
+    assert stages_ms["queue"] > finished().timings.queue_ms, "with the time of the summary"
+    stages_ms |= {"queue": finished().timings.queue_ms, "first_token": finished().timings.first_token_ms}
     check_golden("socket_compaction", events)
 
 
@@ -94,9 +124,8 @@ async def test_what_is_short_or_just_said_is_left_alone(
 async def test_a_cancel_while_the_summary_is_written(client: AsyncOpenAI, backend: FakeBackend) -> None:
     gate = Gate()
     backend.script = lambda _: (TextDelta("They"), gate, finished())
-    spoken: Any = [{"role": "user", "content": LONG}, {"role": "user", "content": "more"}]
     async with client.responses.connect() as connection:
-        await connection.response.create(model="fake", input=spoken, context_management=MANAGED)
+        await connection.response.create(model="fake", input=SPOKEN, context_management=MANAGED)
         kinds = []
         async for event in connection:
             kinds.append(event.type)
@@ -144,10 +173,12 @@ def soon_too_long(request: GenerateRequest) -> Iterator[Act]:
 
 async def test_what_will_soon_be_too_long_is_summarized_in_idle_time(client: AsyncOpenAI, backend: FakeBackend) -> None:
     backend.script = soon_too_long
-    first = await client.responses.create(model="fake", input=LONG, context_management=MANAGED)
+    limits = {"edgeagent": {"deadline_ms": 90_000, "ttft_ms": 60_000}}
+    first = await client.responses.create(model="fake", input=LONG, context_management=MANAGED, extra_body=limits)
     await eventually(lambda: talked(backend) == [False, True] and backend.num_live == 0)
     early = backend.requests[1]
     assert (early.tier, early.route) == (Tier.BATCH, RouteMode.LOCAL_ONLY)
+    assert early.latest_first_token_s is None, "no client waits for it"
     backend.script = script
     second = await client.responses.create(
         model="fake", input="more", previous_response_id=first.id, context_management=MANAGED

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 from openai.lib.responses_websocket import AsyncResponsesWebSocketSession, ResponsesWebSocketLimits
 from websockets.asyncio.client import connect
 
@@ -121,6 +121,10 @@ async def test_compacted(client: AsyncOpenAI) -> None:
     first = await client.responses.create(model="builtin", input="Hello, my name is Robin.")
     made = await client.responses.compact(model="builtin", previous_response_id=first.id)
     assert made.usage.output_tokens > 0
+    with pytest.raises(APIStatusError) as caught:
+        late: Any = {"edgeagent": {"deadline_ms": 1}}
+        await client.responses.compact(model="builtin", previous_response_id=first.id, extra_body=late)
+    assert caught.value.code in ("deadline_unreachable", "request_timeout")
     follow: Any = [*(item.to_dict() for item in made.output), {"role": "user", "content": "Hello!"}]
     async with client.responses.connect() as connection:
         await connection.response.create(model="builtin", input=follow)

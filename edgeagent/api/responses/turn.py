@@ -201,6 +201,7 @@ async def run_turn(turn: Turn, service: Service, sink: Sink, early: EarlySummari
     if why := turn.why_uncomputed:
         sink.put(Step((unrun(FinishReason.STOP, why),)))
         return
+    began_s = time.monotonic()
     if await _is_too_long(turn, service):
         item_id = new_id("cmp")
         sink.put(Step(cast("tuple[Delta]", (Compacting(item_id),))))
@@ -210,6 +211,7 @@ async def run_turn(turn: Turn, service: Service, sink: Sink, early: EarlySummari
             sink.put(Step((cancelled.end,)))
             return
         sink.put(Step(cast("tuple[Delta]", (Compacted(item),))))
+        turn.count_wait(time.monotonic() - began_s)
     request = turn.request
     if turn.ahead is not None:
         request = msgspec_replace(request, so_far=turn.ahead, route=RouteMode.LOCAL_ONLY)
