@@ -29,6 +29,7 @@ from edgeagent.runtime_file import read_private
 SECRET_FILE = "cache.secret"  # noqa: S105 a file's name
 STATE_FILE = "state.json"
 LOCK_FILE = "lock"
+PREFIXES_FILE = "known.prefixes"  # written by the daemon; see worker.parent.pool.known_prefixes
 SECRET_BYTES = 32
 ROOT_BYTES = 8
 PARENT_BYTES = 16
@@ -380,6 +381,8 @@ def purge_unfinished(cache_dir: Path) -> None:
 def purge(cache_dir: Path, client: str | None = None) -> int:
     """Remove all blocks, or those of one client, with their RootRecords. Return how many blocks were removed.
 
+    The files of known prefixes are removed in any case. A running daemon writes those of the other clients again.
+
     A process that is reading a removed block gets a cache miss. Blocks whose client is unknown are always removed, even
     if `client` is given. Raise OSError if a file cannot be removed.
     """
@@ -389,6 +392,7 @@ def purge(cache_dir: Path, client: str | None = None) -> int:
 def _purge(folder: Path, client: str | None) -> int:
     records = read_root_records(folder)
     num_removed = 0
+    (folder / PREFIXES_FILE).unlink(missing_ok=True)
     for name in list_names(folder):
         block = parse_name(name)
         root = block.root if block else bytes.fromhex(name[:16]) if _RECORD_NAME.fullmatch(name) else None

@@ -8,20 +8,21 @@ without prompts and beside them. All four follow what was seen last.
 The prediction that clients see is a mean, so nearly half of the requests are later. Admission compares a quantile with
 a request's limit: `Prediction.latest_s`, which 95 % keep.
 
-It stores no content but the latest prompt before its acceptance: prefixes are remembered by their hashes.
+It stores no content but the latest prompt before its acceptance: prefixes are remembered by their digests.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
 from edgeagent.backends.prompts import digests, message_bytes, prompt_bytes, tools_bytes
 from edgeagent.types import TIER_RANKS, ChatPrompt, Finished, FinishReason, GenerateRequest, Prompt, Started, Tier
+from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 
 MOST_BYTES_PER_TOKEN = 16.0
 _FIRST_TOKENS_PER_BYTE = 0.25
@@ -36,7 +37,9 @@ _LEAST_SPREAD = 0.05
 _LEAST_EACH = 1e-9
 _MAX_SURPRISE = 2.0  # what is seen counts as more or less than expected by this factor at most
 _MAX_GAP = 10.0  # a stream's tokens count as later than usual by this factor at most: it may have been preempted
-_MAX_BEGINNINGS = 8192
+# A prefix of more bytes has more tokens than a block, so it is restored from disk. If less than the share _LOST of its
+# tokens was cached, the disk has lost it: those may be the template's.
+_MANY_BYTES, _LOST = 4096, 0.25
 # Rendering, tokenizing and the transfer through pipes. What they take beyond it is part of the prompt's seconds.
 _OVERHEAD_S = 0.005
 # As many as 64 prompts, the usual length of the queue, with 4,096 tokens each.
@@ -105,7 +108,7 @@ class _Live:
     is_overtaken: bool = False
     advanced_s: float = 0.0
     num_output: int = 0
-    beginnings: tuple[int, ...] = ()
+    beginnings: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class _Measured:
     prompt: Prompt
     partition: str
     num_bytes: int
-    beginnings: list[tuple[int, int]]
+    beginnings: list[tuple[bytes, int]]
 
 
 class _Line:
@@ -169,7 +172,10 @@ def _bucket(size: float) -> int:
 class Forecast:
     """The live requests of one model, and what earlier ones took."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefixes: KnownPrefixes | None = None) -> None:
+        """`prefixes`: those of the model's cache. None: none are known yet."""
+        self._prefixes = KnownPrefixes() if prefixes is None else prefixes
+        self._pid: int | None = None
         # Those without a token, and the streams.
         self._prompts: dict[str, _Live] = {}
         self._streams: dict[str, _Live] = {}
@@ -188,8 +194,6 @@ class Forecast:
         # The requests whose first tokens came in the latest step with one; when that was, and whether streams ran.
         self._step: list[_Live] = []
         self._step_s, self._is_beside = 0.0, False
-        # Whether a prompt ended there, and the id of the request that is to compute it; "" once one has.
-        self._beginnings: OrderedDict[int, tuple[bool, str]] = OrderedDict()
 
     def num_tokens(self, request: GenerateRequest) -> float:
         """Return the estimated number of tokens in a request's prompt."""
@@ -202,10 +206,16 @@ class Forecast:
     def _measure(self, request: GenerateRequest) -> _Measured:
         measured, partition = self._measured, request.cache.partition
         if measured is None or measured.prompt is not request.prompt or measured.partition != partition:
-            beginnings = list(_beginnings(request))
+            beginnings = list(self._beginnings(request))
             num_bytes = beginnings[-1][1] if beginnings else prompt_bytes(request)
             measured = self._measured = _Measured(request.prompt, partition, num_bytes, beginnings)
         return measured
+
+    def note_worker(self, pid: int | None) -> None:
+        """Record the id of the model's process; None if there is none. What only an earlier one had is gone."""
+        if self._pid not in (None, pid):
+            self._prefixes.forget_memory()
+        self._pid = pid
 
     def note_rates(self, rates: Rates) -> None:
         """Begin with the rates that the worker measured first. Later ones are ignored.
@@ -226,12 +236,7 @@ class Forecast:
         live.predicted_s, live.waits = prediction.first_token_s, prediction.waits
         if request.cache.write:
             live.beginnings = tuple(beginning for beginning, _ in self._measure(request).beginnings)
-            for beginning in live.beginnings:
-                is_end, computed_by = self._beginnings.get(beginning, (False, request.id))
-                self._beginnings[beginning] = is_end or beginning == live.beginnings[-1], computed_by
-                self._beginnings.move_to_end(beginning)
-            while len(self._beginnings) > _MAX_BEGINNINGS:
-                self._beginnings.popitem(last=False)
+            self._prefixes.expect(request.id, live.beginnings, persists=request.cache.persist)
         self._measured = None
 
     def start(self, request: GenerateRequest, started: Started, now_s: float) -> None:
@@ -244,6 +249,10 @@ class Forecast:
             if live.waits:
                 live.began_s = now_s
             if not started.num_dropped_items:
+                num_known = live.prompt_bytes - live.num_bytes
+                expected = num_known / max(1, live.prompt_bytes) * started.num_prompt_tokens
+                if num_known > _MANY_BYTES and started.num_cached_tokens < _LOST * expected:
+                    self._prefixes.note_lost(live.beginnings)
                 self._uncached.learn(max(1, live.num_bytes), num_computed)
         if started.num_prompt_tokens and not started.num_dropped_items:
             num_bytes = prompt_bytes(request) if live is None else live.prompt_bytes
@@ -257,7 +266,7 @@ class Forecast:
             token_s = min(_MAX_GAP * usual_s, (at_s - live.advanced_s) / num_tokens)
             self._token_s[is_beside] += _SMOOTHING * (token_s - usual_s)
         elif (live := self._prompts.pop(request_id, None)) is not None:
-            self._note_computed(live)
+            self._prefixes.note_computed(live.beginnings)
             if at_s != self._step_s:
                 self._learn()
                 self._step_s, self._is_beside = at_s, bool(self._streams)
@@ -278,18 +287,11 @@ class Forecast:
         if (live := self._prompts.pop(request_id, None)) is not None:
             self._pass_on(live, now_s)
             if finished is not None and finished.reason is not FinishReason.CANCELLED:
-                self._note_computed(live)
-            for beginning in live.beginnings:
-                if self._beginnings.get(beginning, (False, ""))[1] == request_id:
-                    del self._beginnings[beginning]
+                self._prefixes.note_computed(live.beginnings)
+            self._prefixes.withdraw(request_id, live.beginnings)
         elif (live := self._streams.pop(request_id, None)) is not None and finished is not None:
             lengths = self._lengths.setdefault(_bucket(live.max_tokens or 0), deque(maxlen=_NUM_LENGTHS))
             lengths.append(live.num_output)
-
-    def _note_computed(self, live: _Live) -> None:
-        for beginning in live.beginnings:
-            if (found := self._beginnings.get(beginning)) is not None:
-                self._beginnings[beginning] = found[0], ""
 
     def predict(self, request: GenerateRequest, num_parallel: int, now_s: float) -> Prediction:
         """Return when a request that comes now gets its first token, if `num_parallel` requests run at a time."""
@@ -459,27 +461,27 @@ class Forecast:
                 self._measure(request).beginnings, _are_answers(request), strict=True
             ):
                 # The model's own answer to a known prompt is cached too.
-                if beginning not in self._beginnings and not (is_answer and is_answer_known):
+                if beginning not in self._prefixes and not (is_answer and is_answer_known):
                     break
-                num_known, is_answer_known = num_bytes, self._beginnings.get(beginning, (False, ""))[0]
+                num_known, is_answer_known = num_bytes, self._prefixes.is_end(beginning)
         return num_known
 
+    def _beginnings(self, request: GenerateRequest) -> Iterator[tuple[bytes, int]]:
+        """Yield the digest and the length in bytes of each prefix of a conversation, the shortest first.
 
-def _beginnings(request: GenerateRequest) -> Iterator[tuple[int, int]]:
-    """Yield the hash and the length in bytes of each prefix of a conversation, the shortest first.
-
-    If the prompt is no conversation, yield only those of the whole prompt.
-    """
-    prompt = request.prompt
-    if not isinstance(prompt, ChatPrompt):
-        yield hash((request.cache.partition, prompt)), prompt_bytes(request)
-        return
-    key: object = (request.cache.partition, prompt.tools)
-    num_bytes = tools_bytes(prompt)
-    for message in prompt.messages:
-        key = hash((key, message.role, message.content, message.reasoning, digests(prompt, message)))
-        num_bytes += message_bytes(message)
-        yield hash(key), num_bytes
+        If the prompt is no conversation, yield only those of the whole prompt.
+        """
+        prompt, client = request.prompt, request.cache.partition
+        if not isinstance(prompt, ChatPrompt):
+            yield self._prefixes.digest(client, prompt), prompt_bytes(request)
+            return
+        digest = self._prefixes.digest(client, prompt.tools)
+        num_bytes = tools_bytes(prompt)
+        for message in prompt.messages:
+            said = message.role, message.content, message.reasoning, digests(prompt, message)
+            digest = self._prefixes.digest(client, digest, said)
+            num_bytes += message_bytes(message)
+            yield digest, num_bytes
 
 
 def _are_answers(request: GenerateRequest) -> list[bool]:

@@ -35,6 +35,7 @@ from edgeagent.types import (
     WorkerState,
     replace,
 )
+from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.pool.pool_model import PoolModel
 
@@ -53,8 +54,8 @@ _ALL_MEDIA = frozenset[MediaKind](get_args(MediaKind))
 class _Traffic:
     """Measured and predicted times of one model's requests."""
 
-    def __init__(self, now_s: float) -> None:
-        self.forecast = Forecast()
+    def __init__(self, now_s: float, prefixes: KnownPrefixes) -> None:
+        self.forecast = Forecast(prefixes)
         self.usual_duration_s = _FIRST_GUESS_S
         self.active_s = now_s  # when the last request ended; before the first request, the time of creation
 
@@ -136,7 +137,7 @@ class LocalBackend:
     def estimate(self, request: GenerateRequest) -> Estimate:
         model = self.models.model(request.model)
         status, num_live, num_parallel = model.status(), model.supervisor.num_live, _num_parallel(model)
-        traffic = self._traffic_of(status.name)
+        traffic = self._traffic_of(model)
         lacks_new, lacks_any = new_kinds(request) - _takes(model), kinds(request) - _takes(model)
         request, _ = readable(request, _takes(model))
         prediction = self._predict(request, status, traffic, num_parallel)
@@ -160,6 +161,7 @@ class LocalBackend:
     ) -> Prediction:
         """Return the prediction for a request, with the time in which its model is loaded."""
         worker, forecast = status.worker, traffic.forecast
+        forecast.note_worker(status.pid)
         # Before a request has run, the rates are those of the trial run at loading, which other programs may have
         # slowed down.
         if worker is not None and worker.num_output_tokens_total > 0:
@@ -184,8 +186,8 @@ class LocalBackend:
             return "context_too_long"  # probably: the prompt's tokens are estimated
         return self.models.pressure
 
-    def _traffic_of(self, model: str) -> _Traffic:
-        return self._traffic.setdefault(model, _Traffic(self._clock()))
+    def _traffic_of(self, model: PoolModel) -> _Traffic:
+        return self._traffic.setdefault(model.name, _Traffic(self._clock(), model.prefixes))
 
     def cancel(self, request_id: str) -> None:
         self.models.cancel(request_id)
@@ -201,7 +203,7 @@ class LocalBackend:
         # The router located the model before, but an unused model may have been unloaded since.
         await self.models.locate(request.model)
         model = self.models.model(request.model)
-        traffic = self._traffic_of(model.name)
+        traffic = self._traffic_of(model)
         takes = _takes(model)
         if kinds(request) and model.status().info is None and not await asyncio.to_thread(model.preparation.sees):
             takes = frozenset()

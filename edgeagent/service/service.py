@@ -8,7 +8,7 @@ from typing import Protocol
 from edgeagent.backends.base import Models
 from edgeagent.errors import ModelNotFound, NotSupported, WorkerCrashed
 from edgeagent.router.remote_access import RemoteAccess
-from edgeagent.types import GenerateRequest, ModelInfo, ModelStatus, PurgeCache, RemoteStatus, Sink, WorkerState
+from edgeagent.types import GenerateRequest, ModelInfo, ModelStatus, PurgeCache, RemoteStatus, Sink
 
 
 class Service(Protocol):
@@ -50,7 +50,7 @@ async def purge_memory(service: Service, client: str | None) -> None:
     remote's, or gone by then.
     """
     for status in service.models.statuses():
-        if status.state is WorkerState.READY:
-            # A remote's model has no cache here. The memory of a worker that has ended is gone.
+        if not status.is_remote:
+            # The memory of a worker that has ended is gone.
             with suppress(NotSupported, ModelNotFound, WorkerCrashed):
                 await service.models.ask(status.name, PurgeCache(client))

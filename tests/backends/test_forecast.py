@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,7 @@ from edgeagent.types import (
     Usage,
     replace,
 )
+from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 
 RATES = Rates(prefill_tokens_per_s=1000.0, prefill_tokens_per_s_beside=500.0, token_s=0.01)
 FIXED_S = 0.015  # overhead and one token
@@ -40,8 +42,8 @@ def chat(
     return GenerateRequest(request_id, "", ChatPrompt(messages), tier=tier, max_tokens=max_tokens, cache=policy)
 
 
-def forecast_at(rates: Rates = RATES) -> Forecast:
-    forecast = Forecast()
+def forecast_at(rates: Rates = RATES, prefixes: KnownPrefixes | None = None) -> Forecast:
+    forecast = Forecast(prefixes)
     forecast.note_rates(rates)
     return forecast
 
@@ -63,6 +65,13 @@ def stream(forecast: Forecast, request_id: str, *, at_s: float = 0.0, **fields: 
     forecast.accept(request, at_s)
     forecast.start(request, Started(10, 0), at_s)
     forecast.add_tokens(request_id, 1, at_s)
+
+
+def compute(forecast: Forecast, request: GenerateRequest) -> None:
+    """Let a request get its first token at once, and end."""
+    forecast.accept(request, 0.0)
+    forecast.add_tokens(request.id, 1, 0.0)
+    forecast.end(request.id, 0.0)
 
 
 def test_the_size_of_a_prompt() -> None:
@@ -159,6 +168,40 @@ def test_what_was_cancelled_before_its_first_token_is_not_taken_for_cached() -> 
     for request_id in ("c", "d"):
         forecast.end(request_id, 0.0)
     assert first_token_s(forecast, chat("b", "x" * 400)) < 0.05 + FIXED_S
+
+
+@pytest.mark.parametrize("num_cached", [20, 1990])
+async def test_what_the_disk_has_lost_is_not_expected_of_it_again(tmp_path: Path, num_cached: int) -> None:
+    """The oldest is evicted first. After an update, or with other settings, nothing that is on disk fits."""
+    prefixes = KnownPrefixes(b"s", tmp_path)
+    for topic in "xyz":
+        compute(forecast_at(prefixes=prefixes), chat(topic, topic * 8000))
+    await prefixes.save()
+    forecast = forecast_at(prefixes=KnownPrefixes(b"s", tmp_path))
+    old, asked, new = (chat(topic, topic * 8000, "A", "more") for topic in "xyz")
+    assert first_token_s(forecast, asked) < 0.2
+    forecast.accept(asked, 0.0)
+    forecast.start(asked, Started(2010, num_cached), 0.0)
+    forecast.add_tokens("y", 1, 2.0)
+    forecast.end("y", 2.0)
+    assert (first_token_s(forecast, old) < 0.2) == (num_cached > 1000)
+    assert first_token_s(forecast, new) < 0.2
+    assert first_token_s(forecast, chat("b", "y" * 8000, "A", "more", "A", "even more")) < 0.2
+
+
+@pytest.mark.parametrize("pids", [(1, 2), (1, None), (1, None, 2)])
+def test_what_only_an_ended_worker_had_is_not_taken_for_cached(pids: tuple[int | None, ...]) -> None:
+    forecast = forecast_at()
+    for pid in (None, 1, 1):
+        forecast.note_worker(pid)
+        compute(forecast, chat("a", "x" * 400))
+    forecast.accept(chat("c", "y" * 400), 0.0)
+    for pid in pids:
+        forecast.note_worker(pid)
+    forecast.add_tokens("c", 1, 0.0)
+    forecast.end("c", 0.0)
+    assert first_token_s(forecast, chat("b", "x" * 400)) == about(0.1 + FIXED_S)
+    assert first_token_s(forecast, chat("b", "y" * 400)) < 0.05 + FIXED_S, "the next worker has computed it"
 
 
 def test_the_tokens_of_a_text_and_of_the_template_are_learned() -> None:

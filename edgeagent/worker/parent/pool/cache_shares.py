@@ -14,6 +14,7 @@ from edgeagent import cache_folder
 from edgeagent.cache_retention import evict_unused
 from edgeagent.config import Config
 from edgeagent.errors import ConfigError
+from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 from edgeagent.worker.protocol import DiskCache, DiskShare
 
 # Eviction by `cache.disk_bytes` comes first on a busy machine. This is for prompts that are no longer sent.
@@ -77,6 +78,17 @@ class CacheShares:
             max_bytes_per_hour=share.max_bytes_per_hour,
             close_s=max(_MIN_CLOSE_S, config.server.drain_s),
         )
+
+    def prefixes_of(self, model: Path) -> KnownPrefixes:
+        """Return what is known of a model's prefixes on disk. Call this in a thread: it reads the disk."""
+        config = self._config
+        if config.max_cache_bytes == 0:
+            return KnownPrefixes()
+        try:
+            secret = cache_folder.ensure_secret(config.state_dir)
+        except ConfigError:  # `prepare` logs it
+            return KnownPrefixes()
+        return KnownPrefixes(secret, cache_folder.model_folder(config.cache_dir.absolute(), model, secret))
 
     def is_replaced(self, folder: Path) -> bool:
         """Create a worker's folder again if it is missing. Return whether it differs from the one that the worker got.

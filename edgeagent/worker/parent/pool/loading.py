@@ -26,6 +26,7 @@ from edgeagent.store.names.parsing import split_paths
 from edgeagent.store.projectors import find_projector
 from edgeagent.types import FileShape, ModelFile
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
+from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 from edgeagent.worker.parent.pool.profile_store import ProfileStore
 from edgeagent.worker.protocol import DiskShare, Load, adapter_part, draft_part, projector_part, rewind_part
 
@@ -186,6 +187,8 @@ class LoadPreparation:
         """The result of the latest `weigh`, in bytes; 0 before the first."""
         self.keep_alive_s = math.inf
         """How many seconds the model stays loaded without use."""
+        self.prefixes = KnownPrefixes()
+        """What its file of known prefixes said when the model was found."""
         self.needed_bytes = self.least_bytes = 0
         """How many bytes of memory the model is predicted to use, and with how few it could run; 0 before `load`."""
         self.sha256 = ""

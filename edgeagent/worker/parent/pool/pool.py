@@ -23,6 +23,7 @@ from edgeagent.types import (
     Embed,
     GenerateRequest,
     ModelStatus,
+    PurgeCache,
     QueryAnswer,
     Rerank,
     TextQuery,
@@ -30,6 +31,7 @@ from edgeagent.types import (
 )
 from edgeagent.units import seconds_of
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
+from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 from edgeagent.worker.parent.pool.loading import LoadPreparation, ModelSource
 from edgeagent.worker.parent.pool.memory import HOLD_S, Eviction, Memory, power_under, read_memory, read_pressure
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
@@ -139,6 +141,7 @@ class Pool:
         self._models: dict[str, PoolModel] = {}
         self._names = KnownNames(source.names_stamp)
         self._load_times: dict[str, LoadTime] = {}
+        self._prefixes: dict[str, KnownPrefixes] = {}
         self._searches: dict[str, asyncio.Task[str]] = {}
         self._num_searches = asyncio.Semaphore(_MAX_SEARCHES)
         self._eviction = Eviction(
@@ -250,6 +253,7 @@ class Pool:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(model.supervisor.stop() for model in self._models.values()))
         await self._eviction.wait_ended()
+        await asyncio.gather(*(prefixes.save() for prefixes in self._prefixes.values()))
 
     def statuses(self) -> list[ModelStatus]:
         return [model.status() for model in self._models.values()]
@@ -273,8 +277,15 @@ class Pool:
         return model
 
     async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
-        """Return the answer to a query; raise NotSupported, or the errors of `find` and of Supervisor.ask."""
+        """Return the answer to a query; raise NotSupported, or the errors of `find` and of Supervisor.ask.
+
+        A PurgeCache concerns what is known of all models' caches, and loads no model.
+        """
         asked = self.model(name)
+        if isinstance(query, PurgeCache):
+            await asyncio.gather(*(prefixes.purge(query.partition) for prefixes in self._prefixes.values()))
+            if asked.state is not WorkerState.READY:
+                return QueryAnswer()
         if isinstance(query, Embed | Rerank) and self.find(name) != asked.name:
             raise NotSupported(f"adapters of {asked.name} change its text, not its embeddings", param="model")
         question = asyncio.ensure_future(asked.supervisor.ask(query))
@@ -356,6 +367,8 @@ class Pool:
         preparation.check_projector()
         preparation.keep_alive_s = own_keep_alive_s(self._config, table)
         preparation.weigh()
+        if self._source.cache is not None:
+            preparation.prefixes = self._source.cache.prefixes_of(found.path)
         return preparation
 
     def _table_of(self, found: Found, asked: str) -> str:
@@ -377,7 +390,9 @@ class Pool:
         if known is None:
             load_time = self._load_times.setdefault(name, LoadTime(self._clock))
             load_time.guess_s = guessed_s(preparation.weights_bytes)
-            known = self._models[name] = PoolModel(preparation, self._workers, load_time, is_pinned=is_pinned)
+            prefixes = self._prefixes.setdefault(name, preparation.prefixes)
+            known = PoolModel(preparation, self._workers, load_time, prefixes, is_pinned=is_pinned)
+            self._models[name] = known
         elif is_pinned:
             known.pin()  # a client requested it before, by another name
         self._names.add(asked, known.name)
@@ -420,6 +435,8 @@ class Pool:
         self._unload_expired()
         if cache is not None:
             cache.note_loaded(dict(filter(None, (model.cache_bytes for model in self._models.values()))))
+        for prefixes in list(self._prefixes.values()):
+            await prefixes.save_if_due()
         self._note_pressure(await asyncio.to_thread(_look_at_machine, cache))
         if self.pressure == "memory":
             await self._eviction.relieve()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from edgeagent.errors import BackendUnavailable, ModelLoadFailed, ModelNotFound
 from edgeagent.types import UNUSABLE, ModelStatus, WorkerState
+from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 from edgeagent.worker.parent.pool.loading import LoadPreparation
 from edgeagent.worker.parent.pool.memory import ResidentModel
 from edgeagent.worker.parent.supervision.load_time import LoadTime
@@ -51,10 +52,12 @@ class PoolModel:
         preparation: LoadPreparation,
         workers: Workers,
         load_time: LoadTime,
+        prefixes: KnownPrefixes,
         *,
         is_pinned: bool,
     ) -> None:
         self.name = preparation.name
+        self.prefixes = prefixes
         self.preparation = preparation
         self.is_pinned = is_pinned
         self.has_reservation = self.lacks_room = False

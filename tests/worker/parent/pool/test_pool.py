@@ -21,7 +21,7 @@ from edgeagent.errors import (
 )
 from edgeagent.store.drafts import FoundDraft
 from edgeagent.store.library import Found
-from edgeagent.types import FileShape, WorkerState
+from edgeagent.types import FileShape, PurgeCache, WorkerState
 from edgeagent.worker.parent.pool import loading
 from edgeagent.worker.parent.pool.loading import ModelSource
 from edgeagent.worker.parent.pool.pool import Pool
@@ -103,6 +103,18 @@ async def test_preloaded_models_are_loaded_where_requests_load_none(store: Store
     with pytest.raises(ModelNotFound):
         await pool.locate("m2")
     await pool.stop()
+
+
+async def test_a_purge_is_also_of_a_model_that_is_not_loaded_and_does_not_load_it(pool: Pool) -> None:
+    await pool.start()
+    await eventually(lambda: pool.model("").state is WorkerState.READY)
+    await pool.unload("")
+    prefixes = pool.model("").prefixes
+    purged, kept = prefixes.digest("kiosk", "hello"), prefixes.digest("", "hello")
+    prefixes.expect("r", [purged, kept], persists=True)
+    await pool.ask("", PurgeCache("kiosk"))
+    assert (purged in prefixes, kept in prefixes) == (False, True)
+    assert pool.model("").state is WorkerState.STOPPED
 
 
 async def test_another_name_is_not_found_and_the_names_are_told(pool: Pool) -> None:
