@@ -53,6 +53,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(302, b"", ("Location", f"http://{site.host}/red.png"))
             case "/large":
                 self._answer(200, bytes(MAX_MEDIA_BYTES + 1))
+            case "/half":
+                self._answer(200, RED + bytes(MAX_MEDIA_BYTES // 2 - len(RED)))
             case "/packed":
                 self._answer(200, RED, ("Content-Encoding", "gzip"))
             case "/slow":

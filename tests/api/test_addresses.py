@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI, BadRequestError
+from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from edgeagent.config import Config, ServerConfig
 from edgeagent.egress import FETCH
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.router.remote_access import RemoteAccess
-from edgeagent.types import ChatPrompt, MediaPlace, Message
+from edgeagent.types import MAX_MEDIA_BYTES, ChatPrompt, MediaPlace, Message
 from tests.backends.fake import FakeBackend
-from tests.daemon.running import Running, running
+from tests.daemon.running import Running, limited, running
 from tests.image_site import Site, site_of_images
 from tests.media import RED, data_url, media
 
@@ -145,6 +145,30 @@ async def test_what_is_not_fetched_is_refused(daemon: Running, site: Site) -> No
                 model="fake", messages=[chat(f"http://{site.host}/red.png")], temperature=99
             )
         assert len(site.paths) == num_asked, "nothing is fetched for a request that is refused"
+
+
+async def test_the_images_of_a_request_have_a_limit_together(daemon: Running, site: Site, tmp_path: Path) -> None:
+    content = [chat(f"http://{site.host}/half?{number}")["content"][0] for number in range(16)]
+    async with openai(daemon) as client:
+        with pytest.raises(APIStatusError, match=f"more than {MAX_MEDIA_BYTES} bytes together") as refused:
+            await client.chat.completions.create(model="fake", messages=[{"role": "user", "content": content}])
+        assert refused.value.status_code == 413
+        rows = list(read_rows(folder_of(tmp_path / "state")))
+        assert sum(row.outcome == "completed" for row in rows) <= 2, "two are as much as a request may have"
+        await client.chat.completions.create(model="fake", messages=[chat(f"http://{site.host}/red.png")])
+
+
+async def test_what_is_fetched_counts_among_all_that_clients_send(site: Site, tmp_path: Path) -> None:
+    config = limited(max_in_flight_bytes=500_000, image_hosts=(site.host,))
+    backend = FakeBackend()
+    backend.remote_access = access = RemoteAccess(Config(state_dir=tmp_path / "state"))
+    async with running(backend, config) as daemon, openai(daemon) as client:
+        for path in ("/million.png", "/million.png?2"):
+            with pytest.raises(APIStatusError, match="clients are sending too much at once") as refused:
+                await client.chat.completions.create(model="fake", messages=[chat(f"http://{site.host}{path}")])
+            assert refused.value.status_code == 429 and refused.value.response.headers["retry-after"] == "2"
+        await client.chat.completions.create(model="fake", messages=[chat(f"http://{site.host}/red.png")])
+    access.close()
 
 
 async def test_an_earlier_image_that_is_gone_becomes_a_note(daemon: Running, site: Site) -> None:

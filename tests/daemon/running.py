@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import httpx
 from starlette.types import ASGIApp
@@ -57,7 +57,7 @@ class RecordingReporter(ConsoleReporter):
         self.events.append(f"error {message}")
 
 
-def limited(**limits: int) -> Config:
+def limited(**limits: Any) -> Config:
     """Return a configuration whose server has smaller limits: `max_connections`, for example."""
     return Config(server=type("LimitedServer", (ServerConfig,), {**limits, "__module__": __name__})())
 

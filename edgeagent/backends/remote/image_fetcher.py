@@ -13,8 +13,10 @@ import re
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from urllib.parse import SplitResult, urlsplit
+from weakref import WeakValueDictionary
 
 from edgeagent.backends.remote.failures import Failure, Kind
 from edgeagent.backends.remote.transport import get, tls_context
@@ -28,9 +30,9 @@ from edgeagent.types import MAX_MEDIA_BYTES
 MAX_URL_CHARS = 2048
 CONNECT_S = 5.0
 TOTAL_S = 20.0
-"""Timeout for one address, with all of its image."""
-MAX_CONCURRENT = 8
-"""The most images that are fetched at a time. Others wait."""
+"""Timeout for one address, with the wait for its turn and all of its image."""
+MAX_CONCURRENT, MAX_OF_CLIENT = 8, 4
+"""The most images that are fetched at a time, for all clients and for one. Others wait."""
 MAX_KEPT_BYTES = 32 << 20
 KEPT_S = 600.0
 """How long an image is kept, since chat clients send a conversation's addresses again with each question."""
@@ -49,6 +51,7 @@ class ImageFetcher:
         self._ledger = ledger
         self._contexts: dict[str | None, ssl.SSLContext] = {}  # by the policy's ca_file
         self._turns = asyncio.Semaphore(MAX_CONCURRENT)
+        self._turns_of = WeakValueDictionary[str, asyncio.Semaphore]()  # by client
         self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # by client and address
 
     def why_not(self, url: str) -> str:
@@ -68,30 +71,38 @@ class ImageFetcher:
             return f"is an address of {parts.netloc[:200]}, which the machine's policy does not allow (image_hosts)"
         return ""
 
-    async def fetch(self, urls: Iterable[str], client: str) -> dict[str, bytes | str]:
+    async def fetch(
+        self, urls: Iterable[str], client: str, count: Callable[[str, int], None]
+    ) -> dict[str, bytes | str]:
         """Return for each address the bytes of its file, or why there are none, as the end of a sentence about it.
 
-        `why_not` must be empty for each. `client`: who asked, for the ledger.
+        `why_not` must be empty for each. `client`: who asked, for its turns and the ledger. `count` is told whenever
+        more of an address has come, with the bytes that it has so far. The caller limits the bytes of all addresses
+        together, by cancelling the call.
         """
         urls = list(dict.fromkeys(urls))
-        fetched = await asyncio.gather(*(self._fetch_or_not(url, client) for url in urls))
+        fetched = await asyncio.gather(*(self._fetch_or_not(url, client, partial(count, url)) for url in urls))
         return dict(zip(urls, fetched, strict=True))
 
-    async def _fetch_or_not(self, url: str, client: str) -> bytes | str:
+    async def _fetch_or_not(self, url: str, client: str, count: Callable[[int], None]) -> bytes | str:
         kept = self._kept.get((client, url))
         if kept is not None and kept[0] > time.monotonic():
             return kept[1]
+        own_turns = self._turns_of.setdefault(client, asyncio.Semaphore(MAX_OF_CLIENT))
         try:
-            async with self._turns:
-                data = await self._fetch(url, client)
+            async with asyncio.timeout(TOTAL_S), own_turns, self._turns:
+                data = await self._fetch(url, client, count)
         except EdgeAgentError as error:  # of the ledger, or of the policy's CA file
-            return f"cannot be fetched: {error.message}"
+            why = error.message
         except Failure as failure:
-            return f"cannot be fetched: {failure.message}"
+            why = failure.message
         except TimeoutError:
-            return f"cannot be fetched: it took more than {TOTAL_S:g} s"
-        self._keep((client, url), data)
-        return data
+            why = f"it took more than {TOTAL_S:g} s"
+        else:
+            self._keep((client, url), data)
+            return data
+        count(0)
+        return f"cannot be fetched: {why}"
 
     def _keep(self, key: tuple[str, str], data: bytes) -> None:
         now_s = time.monotonic()
@@ -102,17 +113,23 @@ class ImageFetcher:
             _, (_, oldest) = self._kept.popitem(last=False)
             num_bytes -= len(oldest)
 
-    async def _fetch(self, url: str, client: str) -> bytes:
+    async def _fetch(self, url: str, client: str, count: Callable[[int], None]) -> bytes:
         parts = _parsed(url)
         context = await self._context() if parts.scheme == "https" else None
         row = self._ledger.begin_own(FETCH, url, num_bytes=len(url), client=client)
         outcome = "failed"
         try:
             may_be = None if _allowed(parts, self._hosts) == "by name" else _is_public
-            async with asyncio.timeout(TOTAL_S):
-                status, data = await get(
-                    row, url, context, connect_s=CONNECT_S, may_be=may_be, accept="image/*", max_bytes=MAX_MEDIA_BYTES
-                )
+            status, data = await get(
+                row,
+                url,
+                context,
+                connect_s=CONNECT_S,
+                may_be=may_be,
+                accept="image/*",
+                max_bytes=MAX_MEDIA_BYTES,
+                count=count,
+            )
             _check_status(status)
             outcome = "completed"
             return data

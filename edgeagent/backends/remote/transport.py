@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -293,11 +293,12 @@ class Exchange:
             raise Failure(Kind.GARBLED, f"its answer is larger than {max_bytes} bytes")
         return chunk
 
-    async def read_all(self, max_bytes: int) -> bytes:
-        """Return the rest of the body; raise the errors of `read`."""
+    async def read_all(self, max_bytes: int, count: Callable[[int], None] = lambda _: None) -> bytes:
+        """Return the rest of the body; raise the errors of `read`. `count` is told how many bytes have come so far."""
         parts: list[bytes] = []
         while part := await self.read(max_bytes):
             parts.append(part)
+            count(self._num_bytes)
         return b"".join(parts)
 
     def close(self, *, is_done: bool = False) -> None:
@@ -386,12 +387,14 @@ async def get(
     may_be: MayBe | None,
     accept: str,
     max_bytes: int,
+    count: Callable[[int], None],
 ) -> tuple[int, bytes]:
     """Send a GET to an address that is no remote's, over a connection of its own; return the status and the body.
 
     `row`: the number of its row in the egress ledger, which must be written before. Nothing is sent but the address.
     `may_be` says which addresses the host's name may have; None means those that a remote may have. The body is read
-    only if the status is 200. The caller must set a timeout. Raise a Failure if the call fails.
+    only if the status is 200; `count` is told how many bytes have come so far. The caller must set a timeout. Raise a
+    Failure if the call fails.
     """
     assert row > 0
     stages, network = CallStages(), Network(connect_s, may_be=may_be)
@@ -409,7 +412,8 @@ async def get(
         exchange.task.add_done_callback(exchange.end)
         try:
             await exchange.head()
-            return exchange.status, await exchange.read_all(max_bytes) if exchange.status == 200 else b""
+            data = await exchange.read_all(max_bytes, count) if exchange.status == 200 else b""
+            return exchange.status, data
         finally:
             exchange.close()
             await asyncio.wait([exchange.task])

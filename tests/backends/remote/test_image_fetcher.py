@@ -17,6 +17,7 @@ from edgeagent.machine_policy import PolicyFile
 from tests.backends.remote.certificates import Authority, Certificate, server_context
 from tests.image_site import Site, site_of_images
 from tests.media import RED
+from tests.worker.support import eventually
 
 
 @pytest.fixture
@@ -36,19 +37,23 @@ def fetcher(ledger: Ledger, *hosts: str) -> ImageFetcher:
     return ImageFetcher(hosts, PolicyFile(), ledger)
 
 
+def uncounted(url: str, num_bytes: int) -> None:
+    pass
+
+
 async def test_an_image_is_fetched_once_and_has_its_row_before(site: Site, ledger: Ledger, tmp_path: Path) -> None:
     own, url = fetcher(ledger, site.host), f"http://{site.host}/red.png?size=1#part"
     assert own.why_not(url) == ""
-    assert await own.fetch([url, url], "kiosk") == {url: RED}
+    assert await own.fetch([url, url], "kiosk", uncounted) == {url: RED}
     assert site.paths == ["/red.png?size=1"] and site.num_open == [1]
     (headers,) = site.headers
     assert headers.keys() == {"Host", "User-Agent", "Accept", "Accept-Encoding"}
     (row,) = read_rows(folder_of(tmp_path))
     assert (row.reason, row.host, row.client, row.outcome) == (FETCH, site.host, "kiosk", "completed")
     assert row.num_bytes == len(url)
-    assert await own.fetch([url], "kiosk") == {url: RED}
+    assert await own.fetch([url], "kiosk", uncounted) == {url: RED}
     assert len(site.paths) == 1, "the next question of a conversation has the address again"
-    await own.fetch([url], "other")
+    await own.fetch([url], "other", uncounted)
     assert len(site.paths) == 2, "another client cannot see by its speed what was fetched"
 
 
@@ -63,7 +68,7 @@ async def test_an_image_is_fetched_once_and_has_its_row_before(site: Site, ledge
 )
 async def test_other_answers_are_no_image(site: Site, ledger: Ledger, tmp_path: Path, path: str, why: str) -> None:
     url = f"http://{site.host}{path}"
-    found = (await fetcher(ledger, site.host).fetch([url], ""))[url]
+    found = (await fetcher(ledger, site.host).fetch([url], "", uncounted))[url]
     assert isinstance(found, str) and why in found
     assert [row.outcome for row in read_rows(folder_of(tmp_path))] == ["failed"]
     assert len(site.paths) == 1
@@ -72,13 +77,34 @@ async def test_other_answers_are_no_image(site: Site, ledger: Ledger, tmp_path: 
 async def test_a_slow_server_has_a_limit(site: Site, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TOTAL_S", 0.1)
     url = f"http://{site.host}/slow"
-    assert (await fetcher(ledger, site.host).fetch([url], ""))[url] == "cannot be fetched: it took more than 0.1 s"
+    assert (await fetcher(ledger, site.host).fetch([url], "", uncounted))[
+        url
+    ] == "cannot be fetched: it took more than 0.1 s"
+
+
+async def test_a_slow_server_holds_up_its_own_client_alone(
+    site: Site, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = fetcher(ledger, site.host)
+    many = asyncio.create_task(
+        own.fetch([f"http://{site.host}/slow?{number}" for number in range(16)], "slow", uncounted)
+    )
+    await eventually(lambda: len(site.paths) == module.MAX_OF_CLIENT)
+    url = f"http://{site.host}/red.png"
+    assert await own.fetch([url], "other", uncounted) == {url: RED}
+    assert not many.done() and len(site.paths) == module.MAX_OF_CLIENT + 1
+    many.cancel()
+    await asyncio.wait([many])
+    monkeypatch.setattr(module, "TOTAL_S", 0.1)
+    found = await own.fetch([f"http://{site.host}/slow?{number}" for number in range(16)], "slow", uncounted)
+    assert set(found.values()) == {"cannot be fetched: it took more than 0.1 s"}, "the wait for a turn counts too"
+    assert len(site.paths) <= 2 * module.MAX_OF_CLIENT + 1
 
 
 async def test_nothing_is_sent_without_a_row(site: Site, tmp_path: Path) -> None:
     (tmp_path / "egress").write_text("not a folder")
     url = f"http://{site.host}/red.png"
-    found = (await fetcher(Ledger(tmp_path), site.host).fetch([url], ""))[url]
+    found = (await fetcher(Ledger(tmp_path), site.host).fetch([url], "", uncounted))[url]
     assert isinstance(found, str) and "the egress ledger" in found
     assert site.paths == []
 
@@ -88,11 +114,11 @@ async def test_a_server_without_a_trusted_certificate_gets_nothing(
 ) -> None:
     site.socket = server_context(good).wrap_socket(site.socket, server_side=True)
     url = f"https://{site.host}/red.png"
-    found = (await fetcher(ledger, site.host).fetch([url], ""))[url]
+    found = (await fetcher(ledger, site.host).fetch([url], "", uncounted))[url]
     assert isinstance(found, str) and "its certificate is not trusted" in found
     assert site.paths == []
     await asyncio.to_thread(machine_policy.write_text, f"ca_file = '{authority.own.path}'")
-    assert (await fetcher(ledger, site.host).fetch([url], ""))[url] == RED
+    assert (await fetcher(ledger, site.host).fetch([url], "", uncounted))[url] == RED
 
 
 @pytest.mark.parametrize(
@@ -153,11 +179,11 @@ async def test_a_pattern_does_not_lead_to_this_machine(
     url = f"http://localhost:{site.server_port}/red.png"
     own = fetcher(ledger, f"*:{site.server_port}")
     assert own.why_not(url) == ""
-    found = (await own.fetch([url], ""))[url]
+    found = (await own.fetch([url], "", uncounted))[url]
     assert isinstance(found, str) and "resolves to an address that" in found
     assert site.paths == []
     named = fetcher(ledger, f"localhost:{site.server_port}")
-    assert (await asyncio.wait_for(named.fetch([url], ""), 10))[url] == RED
+    assert (await asyncio.wait_for(named.fetch([url], "", uncounted), 10))[url] == RED
 
 
 def test_the_machines_policy_allows_less(machine_policy: Path, ledger: Ledger) -> None:
