@@ -27,10 +27,14 @@ MAX_CHARACTERS = 1000
 
 # Without the article that French and Italian join to a word: l'entrée, dell'arte.
 _WORD = re.compile(r"[^\W\d_]{1,4}(?='[^\W\d_]{3})|[^\W\d_]+(?:'[^\W\d_]+)*")
-_NUMBER = re.compile(r"\d+(?:[.,:/-]\d+)*")
+_NUMBER = re.compile(r"(?:(?<!\w)-)?\d+(?:[.,:/-]\d+)*")
 _QUOTED = re.compile(r"[\"“”„«»‹›‘`]([^\"“”„«»‹›‘’`]{1,200})[\"“”«»‹›’`]|(?<!\w)'([^']{1,200})'(?!\w)")
 _CHARACTER = re.compile(r"[\u3400-\u9fff\uf900-\ufaff\u30a0-\u30ff]|ない|なく|なかった|ません|なし")
 _CODE = re.compile(r"\S*(?:[a-z]\d|\d[a-z]|[@#\\_{}<>=$€£%+*&|]|\w\.\w|://)\S*", re.IGNORECASE)
+# Gate B. The letters that are left out are words in some language. One beside a hyphen or an apostrophe is part of one.
+_LETTER = re.compile(r"(?<![\w'-])[b-df-hjl-npqrtx](?![\w'-])", re.IGNORECASE)
+# "May I" is no month.
+_MAY = re.compile(r"(?i:\b(?:in|until|till|since|by|of|mid|early|late) may\b)|(?<=[a-z] )May\b")
 _SENTENCE_ENDS = ".!?:;\n"
 _MAX_RATIO = 3.0
 _MIN_FRAME = 2  # words, with the one that differs
@@ -57,7 +61,7 @@ class _Text:
     """What the rules compare of one text."""
 
     def __init__(self, text: str) -> None:
-        self.text = unicodedata.normalize("NFKC", text).replace("’", "'")
+        self.text = unicodedata.normalize("NFKC", text).replace("’", "'").replace("\N{MINUS SIGN}", "-")
         self._found = [(match.group(), match.start()) for match in _WORD.finditer(self.text)]
         self.words = [word.lower() for word, _ in self._found]
         counts = {name: sum(word in known.fillers for word in self.words) for name, known in LANGUAGES.items()}
@@ -77,10 +81,11 @@ class _Text:
         digits = (_plain(match.group()) for match in _NUMBER.finditer(self.text))
         self.numbers = Counter([*digits, *self._meanings(known.numbers)])
         self.units = set(self._meanings(known.units))
-        self.dates = set(self._meanings(known.dates))
+        self.dates = {*self._meanings(known.dates), *(["may"] if _MAY.search(self.text) else [])}
         self.quotes = {(match.group(1) or match.group(2)).strip().lower() for match in _QUOTED.finditer(self.text)}
         self.characters = [each for each in _CHARACTER.findall(self.text) if each not in PARTICLES]
-        self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)}
+        letters = {match.group().lower() for match in _LETTER.finditer(self.text)} - known.fillers
+        self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)} | letters
 
     def _behind(self, known: Language) -> dict[str, set[str]]:
         """Return which words with opposites stand before a word: {"church": {"to"}} for "to the church"."""

@@ -99,7 +99,8 @@ ENGLISH = Language(
     # With the contractions as they are often typed, without an apostrophe.
     negations=_words(
         "not no never none neither nor without cannot hardly except unless dont doesnt didnt isnt arent "
-        "wasnt werent cant couldnt wont wouldnt shouldnt mustnt hasnt havent hadnt"
+        "wasnt werent cant couldnt wont wouldnt shouldnt mustnt hasnt havent hadnt non minus forbidden prohibited "
+        "banned"
     )
     | {f"no{what}" for what in ("body", "thing", "where")},
     context=_words(
@@ -172,7 +173,10 @@ ENGLISH = Language(
         son / daughter
         brother / sister
         husband / wife
-        adult adults / child children kids
+        adult adults / child children kids / student students / senior seniors pensioner pensioners
+        breakfast / lunch / dinner supper
+        car cars / bus buses coach coaches / bicycle bicycles bike bikes / truck trucks lorry lorries
+        mute muted muting / unmute unmuted unmuting
         credit / debit
         profit gain / loss
         win won / lose lost
@@ -210,6 +214,7 @@ ENGLISH = Language(
         sunday sundays
         january
         february
+        march
         april
         june
         july
@@ -245,7 +250,8 @@ GERMAN = Language(
         "viel gern mal denn"
     ),
     negations=_words(
-        "nicht kein keine keinen keinem keiner keines nie niemals niemand nichts nirgends ohne weder außer"
+        "nicht kein keine keinen keinem keiner keines nie niemals niemand nichts nirgends ohne weder außer minus "
+        "verboten untersagt"
     ),
     context=_words(
         "es dies diese dieser dieses diesen diesem jene jener jenes er ihn ihm jetzt heute morgen gestern hier dort da "
@@ -293,7 +299,9 @@ GERMAN = Language(
         richtig wahr / falsch
         geboren geburt / gestorben tod starb
         männer mann herren / frauen frau damen
-        erwachsene / kinder kind
+        erwachsene erwachsenen / kinder kindern kind / studenten studierende schüler / senioren rentner
+        frühstück / mittagessen / abendessen
+        auto autos pkw / bus busse / fahrrad fahrräder / lkw / motorrad motorräder
         gewinnen gewinn / verlieren verlust
         tag / nacht
         vorteile / nachteile
@@ -352,7 +360,9 @@ FRENCH = Language(
         "pourquoi combien à au aux en dans sur pour par avec et ou mais si bonjour merci s'il plaît se on c'est "
         "c s t m qu"
     ),
-    negations=_words("ne n pas non jamais aucun aucune rien personne sans ni sauf"),
+    negations=_words(
+        "ne n pas non jamais aucun aucune rien personne sans ni sauf interdit interdite interdits interdites"
+    ),
     context=_words(
         "ça cela ceci ce cette cet ces celui celle ceux elle elles lui leur ils maintenant aujourd'hui hier demain ici "
         "là encore alors toujours actuellement avant après déjà dernier dernière même"
@@ -387,7 +397,8 @@ FRENCH = Language(
         vrai / faux
         né née naissance / mort morte décès
         hommes homme / femmes femme
-        adulte adultes / enfant enfants
+        adulte adultes / enfant enfants / étudiant étudiants / retraité retraités
+        voiture voitures / bus car / vélo vélos / camion camions / moto motos
         jour / nuit
         avantages / inconvénients
         """
@@ -415,7 +426,9 @@ SPANISH = Language(
         "gracias favor "
         "quería saber"
     ),
-    negations=_words("no nunca jamás nadie nada ningún ninguna ninguno sin tampoco ni excepto salvo"),
+    negations=_words(
+        "no nunca jamás nadie nada ningún ninguna ninguno sin tampoco ni excepto salvo prohibido prohibida"
+    ),
     context=_words(
         "esto esta este estos estas eso esa ese esos esas aquello ello él ella ellos ellas lo ahora hoy ayer "
         "mañana aquí "
@@ -451,7 +464,9 @@ SPANISH = Language(
         verdadero / falso
         nació nacimiento / murió muerte
         hombres hombre / mujeres mujer
-        adulto adultos / niño niños
+        adulto adultos / niño niños / estudiante estudiantes / jubilado jubilados
+        desayuno / almuerzo / cena
+        coche coches / autobús autobuses / bicicleta bicicletas / camión camiones / moto motos
         día / noche
         ventajas / desventajas
         """
@@ -481,7 +496,9 @@ ITALIAN = Language(
         "possono devo deve vorrei che cosa quale quali chi quando dove come perché quanto quanta quanti quante a ora "
         "ciao buongiorno grazie favore si dell all nell sull dall dov c"
     ),
-    negations=_words("non no mai nessuno nessuna niente nulla senza né neanche tranne"),
+    negations=_words(
+        "non no mai nessuno nessuna niente nulla senza né neanche tranne vietato vietata proibito proibita"
+    ),
     context=_words(
         "questo questa questi queste quello quella quelli quelle ciò esso essa lui loro adesso oggi ieri "
         "domani qui qua "
@@ -517,7 +534,9 @@ ITALIAN = Language(
         vero / falso
         nato nata nascita / morto morta morte
         uomini uomo / donne donna
-        adulto adulti / bambino bambini
+        adulto adulti / bambino bambini / studente studenti / pensionato pensionati
+        colazione / pranzo / cena
+        auto macchina / autobus / bicicletta biciclette / camion / moto
         giorno / notte
         vantaggi / svantaggi
         """
