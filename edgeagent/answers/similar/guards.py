@@ -5,10 +5,10 @@ one such difference. A rule that does not know a language finds nothing in it; i
 refuses.
 
 Numbers, dates, times, units, names, quoted text, scripts and lengths are compared in any language that is written in
-Latin letters. Negations, antonyms, words that point to a context, and numbers written as words are known in English,
-German, French, Spanish and Italian. Languages are told apart by their script, and those five by their most usual words.
-In Chinese and Japanese, which have no spaces, the characters that carry meaning must be the same, in the same order:
-"from Beijing to Shanghai" and back have the same ones.
+Latin letters. Antonyms, words that point to a context, and numbers written as words are known in English, German,
+French, Spanish and Italian; negations and words for the present time in more (see words.py). Languages are told apart
+by their script, and those five by their most usual words. In Chinese and Japanese, which have no spaces, the characters
+that carry meaning must be the same, in the same order: "from Beijing to Shanghai" and back have the same ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ from collections.abc import Callable
 from copy import copy
 from functools import lru_cache
 
-from edgeagent.answers.similar.words import COURTESIES, LANGUAGES, PARTICLES, PREFIXES, Language, joined
+from edgeagent.answers.similar.words import (
+    CLOCK,
+    CONTEXT,
+    COURTESIES,
+    KOREAN_NEGATION,
+    LANGUAGES,
+    NEGATIONS,
+    PARTICLES,
+    PREFIXES,
+    Language,
+    joined,
+)
 
 MAX_CHARACTERS = 1000
 """A longer question has more in it than a vector of its whole text can tell apart, so it is never compared."""
@@ -76,8 +87,11 @@ class _Text:
         self.names = self._names() - known.fillers - known.dates.keys()
         self.opposites = {word: known.opposites[word] for word in self.words if word in known.opposites}
         self.behind = self._behind(known)
-        self.num_negations = sum(word.endswith("n't") or word in known.negations for word in self.words)
-        self.has_context = not known.context.isdisjoint(self.words)
+        negations = known.negations | NEGATIONS
+        self.num_negations = sum(word.endswith("n't") or word in negations for word in self.words)
+        self.num_negations += len(KOREAN_NEGATION.findall(self.text))
+        has_word = not (known.context | CONTEXT).isdisjoint(self.words)
+        self.has_context = has_word or CLOCK.search(self.text.lower()) is not None
         digits = (_plain(match.group()) for match in _NUMBER.finditer(self.text))
         self.numbers = Counter([*digits, *self._meanings(known.numbers)])
         self.units = set(self._meanings(known.units))

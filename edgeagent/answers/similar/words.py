@@ -1,10 +1,13 @@
 """The words that the guards know, in English, German, French, Spanish and Italian. All are in lower case.
 
+NEGATIONS, CONTEXT and the patterns are looked for in texts of any language.
+
 A language has only what its own texts need: German `es` points to a context, and Spanish `es` is a verb.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -572,10 +575,34 @@ COURTESIES = _words(
 )
 """Words that are said before and after a question, and change nothing."""
 
+# Portuguese, Dutch, Czech, Russian and Arabic. Chinese and Japanese negations are among the compared characters.
+NEGATIONS = _words(
+    "não nem nunca ninguém nenhum nenhuma sem proibido proibida "
+    "niet geen nooit niemand niets zonder verboden "
+    "nelze není nejsou nikdy nikdo nic žádný žádná žádné bez zakázáno "
+    "не нет нельзя никогда никто ничего без запрещено "
+    "لا ليس ليست لن لم بدون غير ممنوع"
+)
+CONTEXT = _words(
+    "hoje agora amanhã ontem vandaag nu morgen gisteren vanavond straks dnes teď nyní zítra včera "
+    "сегодня сейчас теперь завтра вчера اليوم الآن غدا أمس الليلة"
+)
+KOREAN_NEGATION = re.compile(r"없|않|못|불가|금지|(?<!\w)안(?!\w)")
+CLOCK = re.compile(
+    r"[今昨]|明[天日]|现在|現在|目前|오늘|지금|내일|어제|현재"
+    r"|\bat (?:present|the moment)\b|\bhow (?:long|many (?:minutes|hours|days)) (?:until|till|before)\b"
+    r"|\b(?:what(?:'s| is)|tell me) the (?:time|date)(?! (?:of|for|when|to)\b)"
+    r"|\bwhen .{0,60}\bnext\b(?! to\b)|\bnext (?:train|bus|tram|ferry|flight|tour|show|event|departure)\b"
+    r"|\bnächste[nrs]? (?:zug|bus|bahn|führung|vorstellung)\b|\bwie spät ist\b"
+    r"|(?<!à )\bquelle heure est\b|(?<!a )\bqué hora es\b|(?<!a )\bche or[ae] (?:è|sono)\b"
+    r"|\bprochaine?s?\b|\bpróxim[oa]s?\b|\bprossim[oaie]\b"
+)
+"""What means something only at a time, in lower case: today, now, the next train, the present time."""
+
 PARTICLES = frozenset("的了吗嗎呢吧啊呀请請问問您你我们們是在有就都也么麼什")
 """Chinese characters that change nothing about what is asked. Japanese has such words in hiragana."""
 
-PREFIXES = ("un", "in", "im", "ir", "il", "dis", "de", "non", "mis", "ent", "dés", "des")
+PREFIXES = ("un", "in", "im", "ir", "il", "dis", "de", "non", "mis", "ent", "dés", "des", "ne", "не")
 """Prefixes that reverse a word. The other languages' are tried in each, since a language is only guessed."""
 
 
