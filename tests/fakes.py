@@ -85,7 +85,7 @@ class FakeRunner:
         self.num_vocab = num_vocab
         self.num_cells = num_cells
         self.num_sequences = num_sequences
-        self.max_batch = max_batch
+        self.max_batch = self.max_whole = max_batch
         self.max_outputs = max_outputs
         self.max_branches = 5 if memory_kind is MemoryKind.FULL_ATTENTION else 1
         self.row_cost = 0.5

@@ -579,6 +579,8 @@ class Engine:
         num_left = sequence.span.end - sequence.num_computed - sequence.num_rows
         is_whole = not sequence.span.is_causal or (sequence.span.is_one and sequence.is_one_whole)
         num_tokens = num_left if is_whole else min(num_left, parts[0].num_tokens)
+        if self._runner.max_whole < num_tokens < num_left:
+            num_tokens -= num_tokens % self._runner.max_whole  # whole micro-batches: each reads all weights
         return [BatchPart(sequence, num_tokens, (), 0, 0)]
 
     def _end_unreadable(self) -> list[Output]:

@@ -87,6 +87,7 @@ class Runner(Protocol):
     num_cells: int
     num_sequences: int
     max_batch: int
+    max_whole: int  # the most tokens that are computed at once (llama.cpp's micro-batch); see Slice
     max_outputs: int  # the most tokens of a batch that may give logits
     max_branches: int  # the most branches of trees in a batch; see Slice
     row_cost: float  # what a row of logits costs in addition to its token, as a multiple of a token's cost

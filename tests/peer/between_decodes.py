@@ -63,7 +63,7 @@ class Device:
     """
 
     memory_kind = MemoryKind.FULL_ATTENTION
-    num_cells, num_sequences, max_batch, max_outputs = 1 << 16, 64, 512, 512
+    num_cells, num_sequences, max_batch, max_whole, max_outputs = 1 << 16, 64, 512, 512, 512
     row_cost, max_rewind, attention_tile, min_prompt_chunk = 0.1, 512, 0, 1
     max_branches = 1
 

@@ -238,7 +238,7 @@ class LlamaRunner:
         self.num_graphs_reused = 0
         """How often it could take the graph of the batch before: a batch of the same size and outputs."""
         self.max_whole = min(self.max_batch, int(lib.llama_n_ubatch(self._context)))
-        """The most embeddings that may attend to each other; see Slice."""
+        """The most tokens of a micro-batch, and so the most embeddings that may attend to each other; see Slice."""
         self._past = PastStates(self._context, self._memory)
         self.max_rewind = self.max_batch if self.memory_kind in CUTTABLE else self._past.max_rewind
         self._adapters: dict[str, Adapter] = {}
