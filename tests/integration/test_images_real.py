@@ -24,7 +24,7 @@ from tests.projectors import NEEDS_LIBMTMD, make_projector, png, wav
 
 pytestmark = NEEDS_LIBMTMD
 
-MODEL = "seeing-F32"
+MODEL, HEARING = "seeing-F32", "hearing-F32"
 QUESTION = "What is on this picture, and what is beside it?"
 PHOTO = png()
 NUM_TEXT_TOKENS = 64  # the question has fewer, and the image has more
@@ -35,12 +35,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     make_tiny_model(folder / f"{MODEL}.gguf", MemoryKind.FULL_ATTENTION)
     make_projector(folder / "mmproj-seeing-F16.gguf", "gemma3")
+    make_tiny_model(folder / f"{HEARING}.gguf", MemoryKind.FULL_ATTENTION)
+    make_projector(folder / "mmproj-hearing-F16.gguf", "ultravox")
     return folder
 
 
 @pytest.fixture(scope="module")
 def daemon(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with serving(tmp_path_factory.mktemp("state") / "s", str(models / f"{MODEL}.gguf"), "--ctx", "1024") as daemon:
+    flags = (str(models / f"{MODEL}.gguf"), "--ctx", "1024", "--models-dir", str(models))
+    with serving(tmp_path_factory.mktemp("state") / "s", *flags) as daemon:
         yield daemon
 
 
@@ -154,10 +157,23 @@ def test_what_is_no_image_is_refused(openai: OpenAI, photo: bytes, message: str)
         openai.chat.completions.create(model=MODEL, messages=chat(photo), max_tokens=4)
 
 
+def heard(sound: bytes) -> list[Any]:
+    part = {"type": "input_audio", "input_audio": {"data": b64(sound), "format": "wav"}}
+    return [{"role": "user", "content": [part, {"type": "text", "text": "What is said?"}]}]
+
+
+def test_a_sound_is_heard(openai: OpenAI) -> None:
+    answers = list[Any]()
+    for sound in (wav(), wav(), wav(1)):
+        said = openai.chat.completions.create(model=HEARING, messages=heard(sound), temperature=0, max_tokens=8)
+        assert said.usage is not None and said.usage.prompt_tokens > NUM_TEXT_TOKENS
+        answers.append(said.choices[0].message.content)
+    assert answers[0] == answers[1] != answers[2]
+
+
 def test_a_sound_for_a_model_that_reads_images(openai: OpenAI) -> None:
-    sound: Any = {"type": "input_audio", "input_audio": {"data": b64(wav()), "format": "wav"}}
     with pytest.raises(BadRequestError, match="reads text and images, and the last message has sounds"):
-        openai.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": [sound]}])
+        openai.chat.completions.create(model=MODEL, messages=heard(wav()))
 
 
 def test_a_conversation_goes_on_with_its_image_after_a_restart(models: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Images through a real worker: decoded in its sandbox, kept over its death and over a restart."""
+"""Images and sounds through a real worker: decoded in its sandbox, kept over its death and over a restart."""
 
 from __future__ import annotations
 
@@ -22,24 +22,37 @@ from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.parent.supervision.watchdog import SupervisionLimits
 from tests.backends.reading import steps_of
 from tests.models import make_tiny_model
-from tests.projectors import NEEDS_LIBMTMD, make_projector, medium, png, question
+from tests.peer.shelf import make_model
+from tests.peer.shelf.shapes import SEEING_TWIN
+from tests.projectors import NEEDS_LIBMTMD, Kind, make_projector, medium, png, question, wav
 from tests.worker.support import found_at
 
 pytestmark = NEEDS_LIBMTMD
 
 LIMITS = SupervisionLimits(ping_interval_s=0.1, pong_timeout_s=5.0, max_crashes=10)
 QUESTION = question("What is on this picture, and what is beside it?", medium(png()))
+HEARD = question("What is said, and by whom?", medium(wav(), "audio"))
 
 Make = Callable[[], LocalBackend]
 
 
 @pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Make]:
+def kind() -> Kind:
+    """The form of the embeddings; some tests choose others."""
+    return "gemma3"
+
+
+@pytest.fixture
+async def make(kind: Kind, tmp_path: Path) -> AsyncIterator[Make]:
     made: list[LocalBackend] = []
     for folder in ("models", "state"):
         (tmp_path / folder).mkdir()
-    model = make_tiny_model(tmp_path / "models" / "seeing-F32.gguf", MemoryKind.FULL_ATTENTION)
-    make_projector(tmp_path / "models" / "mmproj-seeing-F16.gguf", "gemma3")
+    model = tmp_path / "models" / "seeing-F32.gguf"
+    if kind == "qwen2vl_merger":
+        make_model(model, SEEING_TWIN, "F32")
+    else:
+        make_tiny_model(model, MemoryKind.FULL_ATTENTION)
+    make_projector(tmp_path / "models" / "mmproj-seeing-F16.gguf", kind)
 
     def make_one() -> LocalBackend:
         config = Config(engine=EngineConfig(threads=1, ctx=2048, flash_attention="off"))
@@ -76,6 +89,7 @@ async def answer(
     return tokens, usage
 
 
+@pytest.mark.parametrize("kind", ["qwen2vl_merger", pytest.param("gemma3", marks=pytest.mark.slow(seconds=5))])
 async def test_an_answer_about_an_image_goes_on_after_the_worker_is_killed(make: Make) -> None:
     backend = make()
     await backend.start()
@@ -89,16 +103,18 @@ async def test_an_answer_about_an_image_goes_on_after_the_worker_is_killed(make:
     assert backend.models.statuses()[0].num_restarts == 1
 
 
-async def test_an_image_stays_known_after_a_restart(make: Make) -> None:
+@pytest.mark.parametrize("kind", ["gemma3", "ultravox"])
+async def test_a_medium_stays_known_after_a_restart(make: Make, kind: Kind) -> None:
+    asked = HEARD if kind == "ultravox" else QUESTION
     first = make()
     await first.start()
-    words, _ = await answer(first, ask("first"))
+    words, _ = await answer(first, ask("first", asked))
     await first.stop()
     second = make()
     await second.start()
-    again, usage = await answer(second, ask("second"))
+    again, usage = await answer(second, ask("second", asked))
     assert again == words
-    assert usage.num_cached_tokens > 64, "the image's cells were read from disk"
+    assert usage.num_cached_tokens > 64, "the medium's cells were read from disk"
 
 
 async def test_a_long_question_about_another_image_is_answered_by_the_same_worker(make: Make) -> None:
