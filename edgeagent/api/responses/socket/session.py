@@ -382,6 +382,7 @@ class Session:
     def _begin_turn(
         self, lane: Lane, create: ResponseCreate, found: StoreResult, answers: tuple[Steer, ...] = ()
     ) -> None:
+        waited_s = self._waited_s(lane)
         is_cancelled, lane.is_fetch_cancelled = lane.is_fetch_cancelled, False
         if waiting := self._steers.waiting_for(create.previous_id, lane):
             create = replace(create, items=(*_items(waiting), *create.items))
@@ -398,12 +399,11 @@ class Session:
                 make_id=self.make_id,
                 clock=self._clock,
             )
-            # In hundredths, so that a create that did not wait keeps the limits that it sent.
-            turn.count_wait(round(self._monotonic() - lane.arrived_s, 2))
         except EdgeAgentError as error:
             self._evict(create.previous_id, lane)
             self._refuse(lane, error, answers)
             return
+        turn.count_wait(waited_s)
         ahead = self._take_ahead(lane, turn)
         live = LaneTurn(turn, lane, answers)
         if is_cancelled:
@@ -504,6 +504,7 @@ class Session:
         while self._freed or (self._queued and self._num_active < MAX_ACTIVE):
             if self._queued and self._num_active < MAX_ACTIVE:
                 following = self._queued.popleft()
+                following.turn.count_wait(self._waited_s(following.lane) - following.turn.request.waited_s)
                 self._send(following, following.turn.events.in_progress())
                 self._run(following)
             else:
@@ -512,6 +513,10 @@ class Session:
     @property
     def _num_active(self) -> int:
         return self._lanes.num_under_way - len(self._queued)
+
+    def _waited_s(self, lane: Lane) -> float:
+        """Return how long the create of a lane has waited, in hundredths: one that did not wait keeps its limits."""
+        return round(self._monotonic() - lane.arrived_s, 2)
 
     def _evict(self, previous_id: object, lane: Lane) -> None:
         if isinstance(previous_id, str):

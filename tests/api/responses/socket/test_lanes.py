@@ -102,9 +102,11 @@ def test_sixteen_run_and_more_are_queued() -> None:
     assert kinds(events) == ["created", "queued"]
     assert kinds(client.create(stream_id="later")) == ["created", "queued"]
     assert len(client.started) == MAX_ACTIVE
+    client.now_s += 60.0
     events = client.finish(client.started[0])
     assert kinds(events)[-2:] == ["completed", "in_progress"]
     assert len(client.started) == MAX_ACTIVE + 1
+    assert [client.requests[name].waited_s for name in client.started[-2:]] == [0.0, 60.0]
     assert kinds(client.finish(client.started[-1]))[-2:] == ["completed", "in_progress"]
 
 
