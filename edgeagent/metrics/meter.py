@@ -13,6 +13,7 @@ from collections.abc import Callable
 from edgeagent import metrics
 from edgeagent.errors import ModelNotFound
 from edgeagent.types import (
+    AnswerSoFar,
     ChoiceScores,
     Finished,
     FinishReason,
@@ -89,6 +90,9 @@ class Meter(Sink):
         self._has_calls = False
         self._gaps = metrics.inter_token_seconds.labels(*self._of_answer)
         metrics.live_requests.labels(model, "waiting").inc()
+        self._num_given = 0 if request.so_far is None else request.so_far.num_tokens
+        if request.so_far is not None and self._num_given:
+            self._give(request.so_far)
 
     @property
     def usage(self) -> Usage:
@@ -144,6 +148,15 @@ class Meter(Sink):
         if outcome := self._outcome(end):
             metrics.answers_total.labels(*self._of_answer, outcome).inc()
         return end
+
+    def _give(self, ahead: AnswerSoFar) -> None:
+        """Measure what was generated ahead of the request. The client has it already."""
+        self.num_tokens, self.first_s = self._num_given, time.monotonic()
+        self.last_s = self.first_s
+        self._observe(metrics.first_token_seconds, self.first_s)
+        if self._is_usable(Step((TextDelta(ahead.text),))):
+            self.usable_s = self.first_s
+            self._observe(metrics.usable_seconds, self.usable_s)
 
     def _rename(self) -> None:
         """Count the generation under its model's present name."""
@@ -237,10 +250,12 @@ class Meter(Sink):
     def _count_tokens(self) -> None:
         if self.finished is not None and self.finished.timings.origin is not None:
             return  # no model computed them for this request
+        if self._num_given and self.started is None:
+            return  # all was generated ahead, and counted then
         usage = self.usage
         metrics.prefill_tokens_total.labels(self.model).inc(usage.num_prompt_tokens - usage.num_cached_tokens)
         metrics.prefix_cache_hit_tokens_total.labels(self.model).inc(usage.num_cached_tokens)
-        metrics.decode_tokens_total.labels(self.model).inc(usage.num_output_tokens)
+        metrics.decode_tokens_total.labels(self.model).inc(max(0, usage.num_output_tokens - self._num_given))
         if self.finished is not None and self._target != NO_TARGET:
             self._observe_stages(self.finished.timings)
         if self.finished is None:

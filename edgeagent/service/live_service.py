@@ -28,12 +28,14 @@ from edgeagent.types import (
     CachePolicy,
     Embed,
     Embedding,
+    Finished,
     FinishReason,
     GenerateRequest,
     QueryAnswer,
     Rerank,
     Score,
     Sink,
+    Step,
     Target,
     TextPrompt,
     WorkerState,
@@ -114,6 +116,19 @@ class LiveService:
         request = self._with_caller(request)
         # What is computed ahead waits for idle time, and its client for none of it.
         await self._run(request, sink, NO_TARGET if request.is_ahead else target_of(request, self.targets))
+
+    def give(self, request: GenerateRequest, end: Finished) -> Finished:
+        """Measure an answer that was generated ahead and that its client gets now as a whole: `request.so_far`.
+
+        `end`: its last delta. Return that with the verdict. The client waited for none of its stages.
+        """
+        unwaited = dict.fromkeys(("queue_ms", "load_ms", "render_ms", "cache_ms", "prefill_ms", "first_token_ms"), 0.0)
+        end = replace(end, timings=replace(end.timings, **unwaited))
+        request, ending = self._with_caller(request), Ending()
+        meter = Meter(partial(self._label, request.model), ending, request, target_of(request, self.targets))
+        meter.put(Step((end,)))
+        self._settle(request, meter, ABANDONED)
+        return ending.finished or end
 
     async def run_own(self, request: GenerateRequest) -> Ending:
         """Run a request of the daemon itself, which has no latency target, and return its end.

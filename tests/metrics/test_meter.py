@@ -11,6 +11,7 @@ from edgeagent.metrics import REGISTRY
 from edgeagent.metrics.meter import NO_TARGET, Meter, late_stage
 from edgeagent.service.client_sink import Ending
 from edgeagent.types import (
+    AnswerSoFar,
     Delta,
     Finished,
     FinishReason,
@@ -257,6 +258,20 @@ def test_what_the_daemon_asks_itself_has_no_latency(model: str) -> None:
     assert [sample(name, **answer(model)) for name in names] == [0, 0, 0]
     assert sample("answers_total", **answer(model), outcome="met") == 0
     assert sample("generations_total", model=model, end="stop") == 1
+
+
+def test_the_client_has_what_was_generated_ahead_from_the_beginning(model: str) -> None:
+    meter = measure(model, so_far=AnswerSoFar("It is. ", num_tokens=3, tokens=(1, 2, 3)))
+    for name in ("first_token_seconds_count", "usable_seconds_count"):
+        assert sample(name, **answer(model)) == 1
+    meter.put(Step((Started(8, 8),), at_s=meter.began_s + 50.0))
+    meter.put(Step((TextDelta("So"),), (4,), at_s=meter.began_s + 100.0))
+    meter.put(Step((finished(output=4),)))
+    meter.end()
+    assert sample("inter_token_seconds_sum", **answer(model)) == pytest.approx(100.0, abs=1.0)
+    assert sample("first_token_seconds_count", **answer(model)) == 1
+    assert sample("decode_tokens_total", model=model) == 1
+    assert meter.verdict == Verdict(Tier.INTERACTIVE, TARGET, "decode")
 
 
 CALL = (ToolCallStarted(0, "c", "f"), ToolCallDelta(0, "{}"))

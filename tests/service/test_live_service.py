@@ -21,6 +21,7 @@ from edgeagent.metrics import REGISTRY
 from edgeagent.metrics.meter import Meter
 from edgeagent.service.live_service import LiveService, _measures
 from edgeagent.types import (
+    AnswerSoFar,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -162,6 +163,21 @@ async def test_what_has_waited_too_long_is_late_and_not_computed(
     assert backend.requests == []
     labels = {"model": model, "tier": "interactive", "served_by": "local", "outcome": "queue"}
     assert REGISTRY.get_sample_value("edgeagent_answers_total", labels) == 1
+
+
+async def test_an_answer_that_was_generated_ahead_is_judged_as_the_client_gets_it() -> None:
+    service = LiveService(FakeBackend(models=(model := "ahead",)), anonymous)
+    so_far = AnswerSoFar("one two three", num_tokens=3, tokens=(1, 2, 3))
+    asked = replace(request("a"), model=model, so_far=so_far)
+    verdicts = [service.give(replace(asked, waited_s=waited_s), finished()).timings.verdict for waited_s in (0.0, 9.0)]
+    target = Target(3.0, 0.2)
+    assert verdicts == [Verdict(Tier.INTERACTIVE, target), Verdict(Tier.INTERACTIVE, target, "queue")]
+    assert service.give(asked, finished()).timings.stages_before_first_token_ms["prefill"] == 0.0
+    labels = {"model": model, "tier": "interactive", "served_by": "local"}
+    assert REGISTRY.get_sample_value("edgeagent_answers_total", labels | {"outcome": "met"}) == 2
+    assert REGISTRY.get_sample_value("edgeagent_first_token_seconds_count", labels) == 3
+    assert REGISTRY.get_sample_value("edgeagent_decode_tokens_total", {"model": model}) is None
+    assert service.live.num_running == 0
 
 
 async def test_draining() -> None:

@@ -29,6 +29,7 @@ from edgeagent.api.responses.socket.session import (
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory, StoreResult
 from edgeagent.errors import EdgeAgentError
+from edgeagent.service.live_service import LiveService
 from edgeagent.types import ChatPrompt, Delta, GenerateRequest, Step, TextDelta
 from tests.api.serving import models_by_type
 from tests.backends.fake import FakeBackend, finished
@@ -63,7 +64,8 @@ class RealtimeClient:
         count = itertools.count(1)
         self.history = ConnectionHistory()
         make_id = lambda prefix: f"{prefix}_{next(count)}"  # noqa: E731
-        self.realtime = RealtimeSession(Session(FakeBackend(), self.history, make_id=make_id, clock=lambda: 1.7e9))
+        service = LiveService(FakeBackend(), lambda request: request)
+        self.realtime = RealtimeSession(Session(service, self.history, make_id=make_id, clock=lambda: 1.7e9))
         self.session = self.realtime.session
         self.live: dict[str, LaneTurn] = {}
         self.requests: dict[str, GenerateRequest] = {}

@@ -29,15 +29,13 @@ from edgeagent.types import (
 class AheadAnswer(Sink):
     """The answer to a revision, as far as it is generated.
 
-    `request`: what is generated, at most AHEAD_TOKENS. `is_whole`: the answer ended by itself, so nothing is left to
-    generate.
+    `request`: what is generated, at most AHEAD_TOKENS.
     """
 
     def __init__(self, revision: GenerateRequest, answer_id: str) -> None:
         limit = AHEAD_TOKENS if revision.max_tokens is None else min(revision.max_tokens, AHEAD_TOKENS)
         self.request = replace(revision, id=answer_id, prefill_only=False, max_tokens=limit)
         self._revision = revision
-        self.is_whole = False
         self._steps: list[Step] = []
         self._is_over = False
 
@@ -53,7 +51,6 @@ class AheadAnswer(Sink):
             is_cut = last.reason is FinishReason.CANCELLED or (last.reason is FinishReason.LENGTH and not is_own_limit)
             if is_cut:
                 return
-            self.is_whole = True
         self._steps.append(step)
 
     def end(self) -> None:
@@ -75,7 +72,7 @@ class AheadAnswer(Sink):
 
     @property
     def step(self) -> Step:
-        """All that is kept, as one step without a time."""
+        """All that is kept, as one step without a time. It ends in Finished if nothing is left to generate."""
         return replace(merge_steps(self._steps), at_s=0.0)
 
     @property

@@ -37,8 +37,9 @@ from edgeagent.conversation.history import ConnectionHistory, MissingIds, Stored
 from edgeagent.conversation.items import CallItem, Item
 from edgeagent.credentials.grants import revoked
 from edgeagent.errors import EdgeAgentError, InvalidRequest, Overloaded
-from edgeagent.service.service import Service
-from edgeagent.types import Delta, FinishReason, Queued, RouteMode, Step, unrun
+from edgeagent.service.live_service import LiveService
+from edgeagent.types import Delta, Finished, FinishReason, Queued, RouteMode, Step, unrun
+from edgeagent.types import replace as msgspec_replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ class Session:
 
     def __init__(
         self,
-        service: Service,
+        service: LiveService,
         history: ConnectionHistory,
         *,
         default_model: str | None = None,
@@ -448,8 +449,12 @@ class Session:
         """Send what was generated ahead, and generate the rest."""
         live.lane.live = live
         live.turn.events.notes["ahead_tokens"] = ahead.num_tokens
-        self._feed(live, ahead.step.deltas)
-        if not ahead.is_whole:
+        deltas = ahead.step.deltas
+        if isinstance(deltas[-1], Finished):
+            end = self.service.give(msgspec_replace(live.turn.request, so_far=ahead.so_far), deltas[-1])
+            self._feed(live, (*deltas[:-1], end))
+        else:
+            self._feed(live, deltas)
             live.turn.ahead = ahead.so_far
             self._actions.append(Start(live))
 

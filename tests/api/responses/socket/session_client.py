@@ -28,6 +28,7 @@ from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.database import ResponseDatabase
 from edgeagent.conversation.history import ConnectionHistory, Limits, StoreResult
 from edgeagent.errors import EdgeAgentError
+from edgeagent.service.live_service import LiveService
 from edgeagent.types import Delta, Step, TextDelta
 from tests.api.event_grammar import EventGrammar
 from tests.api.serving import validate_event
@@ -45,7 +46,7 @@ class Client:
         self.fetches: list[Fetch] = []
         self.now_s = 5.0
         self.session = Session(
-            FakeBackend(),
+            LiveService(FakeBackend(), lambda request: request),
             self.history,
             make_id=lambda prefix: f"{prefix}_{next(count)}",
             clock=lambda: 1_700_000_000.0,

@@ -120,6 +120,7 @@ class TestAnswer:
         num_started = len(client.started)
         events = client.create(input="turn on", max_output_tokens=2)
         assert (text_of(events), kinds(events)[-1]) == ("it is", "incomplete")
+        assert events[-1]["response"]["edgeagent"]["slo"]["met"]
         assert len(client.started) == num_started
         call = revise(client)
         call.put(Step((ToolCallStarted(0, "call_1", "f"), finished(FinishReason.TOOL_CALLS)), (1,), 1.0))

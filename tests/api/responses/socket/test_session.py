@@ -8,6 +8,7 @@ from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING, Session, Start
 from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
+from edgeagent.service.live_service import LiveService
 from edgeagent.types import Queued, Started, TextDelta
 from tests.api.responses.socket.session_client import Client, error_of, kinds
 from tests.backends.fake import FakeBackend
@@ -151,7 +152,7 @@ def test_too_many_waiting_are_refused_in_their_turn_and_a_flood_closes() -> None
 
 def test_the_url_may_name_the_model() -> None:
     for model, expected in (("other", "other"), (None, "fake")):
-        session = Session(FakeBackend(), ConnectionHistory(), default_model=model)
+        session = Session(LiveService(FakeBackend(), lambda request: request), ConnectionHistory(), default_model=model)
         (start,) = session.receive(read_frame('{"type":"response.create","input":"hi"}'))
         assert isinstance(start, Start)
         assert start.live.turn.request.model == expected
