@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
@@ -183,6 +184,63 @@ def test_more_urgent_ones_do_not_keep_one_out_for_ever(num_urgent: int, num_prom
         clock.advance(0.5)
         assert sum(sequence.is_boosted for sequence in (long, *urgent)) <= 1
     assert long.num_output == 3
+
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow(seconds=10)) for seed in range(1, 20))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("tier", [Tier.BATCH, Tier.INTERACTIVE])
+def test_random_arrivals_of_more_urgent_ones_keep_none_out_for_ever(tier: Tier, seed: int) -> None:
+    """Those come more often than they can be served, with any size, due time, target and client."""
+    (engine, _, clock), rng, names = make_scene(max_running=4), random.Random(seed), itertools.count()
+    more_urgent = (Tier.REALTIME, Tier.INTERACTIVE)[: 1 + (tier is Tier.BATCH)]
+
+    def add(tier: Tier, client: str, **options: object) -> Sequence:
+        number = next(names)
+        prompt, num_output = prompt_of(rng.randrange(10, 200), number), rng.randrange(2, 13)
+        spec = SequenceSpec(f"{number}", prompt, greedy(), num_output, tier=tier, partition=client, **options)  # type: ignore[arg-type]
+        return engine.add(spec)
+
+    kept_out, next_s = [add(tier, client) for client in "ab"], 0.0
+    while any(sequence.num_output < (sequence.spec.max_tokens or 0) for sequence in kept_out):
+        while next_s <= clock.now_s:
+            if engine.num_live < 16:
+                due_s, token_s = clock.now_s + 2 * rng.random(), rng.choice((None, 0.05, 0.1))
+                add(rng.choice(more_urgent), rng.choice("xyz"), due_s=due_s, token_s=token_s)
+            next_s += rng.expovariate(1)
+        engine.step()
+        clock.advance(1.0)
+        assert clock.now_s < 60 + 2 * 20, "a minute without progress, and then the steps of one after the other"
+    check_integrity(engine)
+    assert clock.now_s > 60, "they were kept out"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_client_with_a_backlog_delays_no_other(seed: int) -> None:
+    (engine, _, clock), rng, names = make_scene(max_running=4), random.Random(seed), itertools.count()
+    backlog, other = list[Sequence](), list[Sequence]()
+
+    def add(client: str, num_output: int) -> Sequence:
+        number = next(names)
+        prompt = prompt_of(rng.randrange(10, 200), number)
+        return engine.add(SequenceSpec(f"{client}{number}", prompt, greedy(), num_output, partition=client))
+
+    num_served = 0
+    while num_served < 10:
+        backlog = [sequence for sequence in backlog if sequence.num_output < (sequence.spec.max_tokens or 0)]
+        while len(backlog) < 12:
+            backlog.append(add("A", rng.randrange(5, 40)))
+        if not other and rng.random() < 0.2:
+            other.append(add("B", 5))
+        waiting = [sequence for sequence in backlog if sequence.seq_id is None]
+        engine.step()
+        clock.advance(0.05)
+        if other and other[0].seq_id is None:
+            assert all(sequence.seq_id is None for sequence in waiting), "the next free place is the other's"
+        elif other and other[0].num_output:
+            num_served += 1
+            other.clear()
 
 
 def test_a_boosted_sequence_that_lacks_cells_holds_up_all_but_realtime_ones_and_later_these_too() -> None:
