@@ -330,6 +330,8 @@ class LoadConfig(Section, frozen=True):
     """Models loaded at the same time (0: as many as fit into memory). The least recently used is unloaded first."""
     preload: Strings = ()
     """Further models to load at the start and keep loaded, named as for --model."""
+    on_battery: Literal["full", "half"] = "full"
+    """Threads on battery: all until 20 % are left, then half; or half at once, so that the charge lasts longer."""
 
     @property
     def keep_alive_s(self) -> float:

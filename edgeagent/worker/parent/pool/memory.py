@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -35,36 +36,52 @@ _HOT_MARGIN = 3.0
 # The share of a full battery from which on desktops warn: GNOME, KDE and Windows at 20 % or less.
 _LOW_BATTERY_PERCENT = 20
 _SERIOUS = 2  # of macOS's NSProcessInfoThermalState: the system asks programs to use less
+UNPLUGGED = "unplugged"
 _POWER = {
     "thermal": Power(0.5, "the machine is too hot"),
     "battery": Power(0.5, "the battery is nearly empty"),
+    UNPLUGGED: Power(0.5, "the machine runs on its battery (load.on_battery)"),
 }
 # How long a load waits for models with live requests. The requests for the new model wait too.
 _MAX_WAIT_S = 20.0
 _LOOK_S = 0.1
 _RETRY_AFTER_S = 5.0
+_THERMAL = Path("/sys/class/thermal")
+# By these, Linux lowers a processor's frequency when a zone is too hot: on many boards long before a critical
+# temperature. A slowdown by the firmware, as on a Raspberry Pi, is not seen there.
+_THROTTLES = ("Processor", "cpufreq-", "thermal-cpufreq-")
 HOLD_S = 30.0
 """How long the workers use less after the machine was too hot: with all threads it would be so again in seconds."""
 
 
-def power_under(pressure: str) -> Power:
-    """Return how much of the machine the workers may use under the result of `read_pressure`."""
-    return _POWER.get(pressure, FULL_POWER)
+def power_under(pressure: str, on_battery: str = "full") -> Power:
+    """Return how much of the machine the workers may use. `pressure`: the result of `read_pressure`."""
+    return FULL_POWER if (pressure, on_battery) == (UNPLUGGED, "full") else _POWER.get(pressure, FULL_POWER)
 
 
-def read_pressure() -> str:
+def read_pressure(thermal: Path = _THERMAL) -> str:
     """Return the first that holds, or "".
 
     "memory": the machine is short of it. "thermal": it is too hot. "battery": it runs on a nearly empty battery.
+    UNPLUGGED: it runs on a battery that has more.
     """
     memory = usable_memory()
     if memory.available < min(_MIN_FREE_BYTES, _MIN_FREE_SHARE * memory.total):
         return "memory"
-    if _is_hot():
+    if _is_hot() or any(map(_is_throttled, thermal.glob("cooling_device*"))):
         return "thermal"
     battery = _sensors("sensors_battery")
-    is_low = battery and battery.power_plugged is False and battery.percent <= _LOW_BATTERY_PERCENT
-    return "battery" if is_low else ""
+    if not battery or battery.power_plugged is not False:
+        return ""
+    return "battery" if battery.percent <= _LOW_BATTERY_PERCENT else UNPLUGGED
+
+
+def _is_throttled(device: Path) -> bool:
+    """Whether Linux slows a processor down by this cooling device, because of heat."""
+    try:
+        return (device / "type").read_text().startswith(_THROTTLES) and int((device / "cur_state").read_text()) > 0
+    except (OSError, ValueError):
+        return False
 
 
 def _is_hot() -> bool:

@@ -33,7 +33,15 @@ from edgeagent.units import seconds_of
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 from edgeagent.worker.parent.pool.loading import LoadPreparation, ModelSource
-from edgeagent.worker.parent.pool.memory import HOLD_S, Eviction, Memory, power_under, read_memory, read_pressure
+from edgeagent.worker.parent.pool.memory import (
+    HOLD_S,
+    UNPLUGGED,
+    Eviction,
+    Memory,
+    power_under,
+    read_memory,
+    read_pressure,
+)
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
 from edgeagent.worker.parent.supervision.model_requests import Receiver
@@ -156,7 +164,7 @@ class Pool:
         )
         self._default: str | None = None
         self.pressure = ""
-        """The result of `read_pressure` at the last check."""
+        """The result of `read_pressure` at the last check; "" if it was UNPLUGGED, which does not change routes."""
         self._power, self._held_until_s = FULL_POWER, 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -444,8 +452,8 @@ class Pool:
             await _look_at(model)
 
     def _note_pressure(self, pressure: str) -> None:
-        self.pressure = pressure
-        before, power = self._power, power_under(pressure)
+        self.pressure = "" if pressure == UNPLUGGED else pressure
+        before, power = self._power, power_under(pressure, self._config.load.on_battery)
         if power.why:
             self._held_until_s = self._clock() + HOLD_S
         elif self._clock() < self._held_until_s:

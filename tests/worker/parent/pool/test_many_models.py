@@ -357,6 +357,18 @@ async def test_a_machine_that_is_hot_again_and_again_is_held_back_once(
     await pool.stop()
 
 
+async def test_a_battery_is_saved_if_the_owner_says_so_and_routes_stay(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edgeagent.worker.parent.pool.pool.read_pressure", lambda: "unplugged")
+    pool = shelf.pool(on_battery="half")
+    await begin(pool)
+    why = "the machine runs on its battery (load.on_battery)"
+    await eventually(lambda: f"{why}: models compute with 50 % of their threads" in caplog.text)
+    assert pool.pressure == ""
+    await pool.stop()
+
+
 async def test_a_model_with_an_adapter_is_the_same_worker(shelf: Shelf, tmp_path: Path) -> None:
     pool = shelf.pool(models={"m1": ModelConfig(adapters={"one": tmp_path / "a.gguf"})})
     await begin(pool)
