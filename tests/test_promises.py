@@ -172,6 +172,16 @@ PROMISES = [
         "Each client has its own cached prompts",
         "tests/integration/test_cache_isolation.py::test_what_a_client_has_asked",
     ),
+    (
+        CACHE,
+        """A request with `"edgeagent": {"store": false}` is not written to disk.""",
+        "tests/api/test_unstored.py::test_nothing_of_it_is_written_to_the_disk",
+    ),
+    (
+        CACHE,
+        "`store: false` and `no_store: true` do the same.",
+        "tests/integration/test_disk_cache_real.py::test_nobody_finds_what_was_anothers_nor_what_was_not_to_be_kept",
+    ),
     (CACHE, "Moved tokens are never cached", "tests/engine/test_shift.py::test_whatever_runs_beside_moved_cells"),
     (CACHE, "Prefixes that are unused for seven days are deleted", "tests/robust/test_F13_cache_clock.py::test_unused"),
     (CACHE, "With `--cache-disk-bytes 0` nothing is written", "tests/worker/parent/pool/test_cache_shares.py::test_no"),

@@ -31,6 +31,7 @@ from edgeagent.api.wire.fields import (
     Stops,
     TemplateKwargs,
     earlier_notices,
+    is_storable,
     template_kwargs,
     tool_choice_of,
 )
@@ -202,7 +203,7 @@ class ResponseCreate:
     @property
     def is_stored(self) -> bool:
         """Whether this create lets the response be stored, so that other connections can continue it. Default: yes."""
-        return self.body.store is not False and not self.body.no_store
+        return self.body.store is not False and not self.body.no_store and is_storable(self.body.edgeagent)
 
     @property
     def is_prefill_only(self) -> bool:

@@ -166,11 +166,22 @@ class EdgeagentBody(Settings):
             "keep nothing; `none`: neither. A request that is not to be stored is `none`, or `read` if it says so."
         ),
     ] = None
+    store: Annotated[
+        bool | None,
+        Field(
+            description="False: nothing of the request is written to disk, on each API. OpenAI's `store` does this too."
+        ),
+    ] = None
 
 
 def route_of(*bodies: EdgeagentBody | None) -> RouteMode | None:
     """Return the strictest route mode that the `edgeagent` fields of a request name; None if they name none."""
     return strictest(*(RouteMode(body.route) for body in bodies if body is not None and body.route is not None))
+
+
+def is_storable(*bodies: EdgeagentBody | None) -> bool:
+    """Whether the `edgeagent` fields of a request let something of it be written to disk."""
+    return not any(body is not None and body.store is False for body in bodies)
 
 
 def answers_of(*bodies: EdgeagentBody | None, is_kept: bool) -> AnswerPolicy:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from edgeagent.api.wire.body import Settings, validate
-from edgeagent.api.wire.fields import EdgeagentBody, Milliseconds, answers_of, drafts_of, route_of
+from edgeagent.api.wire.fields import EdgeagentBody, Milliseconds, answers_of, drafts_of, is_storable, route_of
 from edgeagent.api.wire.request_id import OWN_HEADERS
 from edgeagent.config import TierName
 from edgeagent.errors import InvalidRequest
@@ -97,8 +97,10 @@ def with_own_fields(
 ) -> GenerateRequest:
     """Return a request with its latency, and with what its `edgeagent` fields and its client say.
 
-    `partition`: the client's partition of the caches. `is_cached`: the caches may be used. `is_kept`: it may be stored.
+    `partition`: the client's partition of the caches. `is_cached`: the caches may be used. `is_kept`: it may be stored,
+    as far as its other fields say.
     """
+    is_kept = is_kept and is_storable(*bodies)
     answers = answers_of(*bodies, is_kept=is_kept and is_cached)
     return replace(
         request,
