@@ -16,7 +16,8 @@ DESKTOP, TERMINAL, CACHE = "docs/guides/desktop-app.md", "docs/guides/terminal.m
 VOICE, MODELS, WATCH = "docs/guides/voice-assistant.md", "docs/howto/models.md", "docs/howto/watch.md"
 ANSWERS = "docs/howto/answers.md"
 README, REMOTE, PAGE = "README.md", "docs/remote.md", "docs/howto/page.md"
-REALTIME = "docs/reference/realtime.md"
+REALTIME, WEBSOCKET = "docs/reference/realtime.md", "docs/reference/websocket.md"
+ACCESS_PAGE, CLUSTER, INDEX = "docs/access.md", "docs/cluster.md", "docs/index.md"
 ON_KIOSK, ON_DESKTOP = "tests/integration/test_kiosk_guide.py", "tests/integration/test_desktop_guide.py"
 ON_WYOMING = "tests/integration/test_wyoming_real.py"
 ON_WAYS = "tests/integration/test_ways_out.py"
@@ -48,6 +49,52 @@ PROMISES = [
         KIOSK,
         "Visitors leave no answers there: only what you have warmed is kept.",
         "tests/integration/test_answers_real.py::test_the_guides_commands_answer_visitors_without_the_model",
+    ),
+    (
+        KIOSK,
+        "Nothing of a visitor is written to the disk",
+        "tests/api/page/test_kiosk.py::test_a_visitor_asks_with_the_owners_settings_and_leaves_nothing",
+    ),
+    (KIOSK, "`forget = true` keeps conversations in memory only.", FORGOTTEN),
+    (ANSWERS, "With `--forget`, answers are in memory only.", "tests/answers/test_rules.py::test_forget_keeps_no_file"),
+    (ANSWERS, "to get a new answer that is not kept", "tests/answers/test_wires.py::test_a_request_opts_out"),
+    (ANSWERS, "These answers are not kept", "tests/answers/test_answers.py::test_what_is_not_kept"),
+    (
+        ANSWERS,
+        "an answer of a remote's model is not kept at a server",
+        "tests/answers/test_rules.py::test_answers_of_remotes_are_not_kept_at_a_server",
+    ),
+    (
+        "docs/howto/similar-answers.md",
+        "teach it too; they are not kept.",
+        "tests/answers/similar/test_learning.py::test_a_client_that_only_reads_teaches_and_leaves_nothing",
+    ),
+    (
+        ACCESS_PAGE,
+        "None of them can read, delete or detect those of another",
+        "tests/conversation/test_database.py::test_other_partitions_see_nothing",
+    ),
+    (
+        ACCESS_PAGE,
+        "None of them can read, delete or detect those of another",
+        "tests/integration/test_cache_isolation.py::test_what_a_client_has_asked_helps_no_other",
+    ),
+    (
+        ACCESS_PAGE,
+        "no token can have this name.",
+        "tests/credentials/test_keys.py::test_no_token_has_the_name_of_those_who_need_none",
+    ),
+    (
+        ACCESS_PAGE,
+        "Its requests have the conversation and nothing else.",
+        "tests/api/page/test_kiosk.py::test_a_visitor_sets_nothing_of_the_owners",
+    ),
+    (ACCESS_PAGE, "**Row 11** never reaches a route", "tests/robust/test_A5_unix_socket.py::test_another_user_gets"),
+    (INDEX, "Nothing leaves the machine until its owner adds a remote.", f"{ON_KIOSK}::test_nothing_leaves"),
+    (
+        REALTIME,
+        "nothing of the request is written to disk",
+        "tests/api/test_unstored.py::test_nothing_of_it_is_written_to_the_disk",
     ),
     (
         ANSWERS,
@@ -278,8 +325,14 @@ def test_each_promise_stands_there_and_has_its_test(page: str, sentence: str, te
     assert name and f"def {name}" in (ROOT / file).read_text(encoding="utf-8")
 
 
-PAGES = [README, REMOTE, *(f"docs/{path.parent.name}/{path.name}" for path in sorted((ROOT / "docs").glob("*/*.md")))]
-GUIDES = [page for page in PAGES if not page.startswith(("docs/architecture", "docs/reference"))]
+PAGES = [
+    *(README, INDEX, REMOTE, ACCESS_PAGE, CLUSTER, REALTIME, WEBSOCKET),
+    *(
+        str(path.relative_to(ROOT))
+        for folder in ("guides", "howto")
+        for path in sorted((ROOT / "docs").glob(f"{folder}/*.md"))
+    ),
+]
 # Sentences with such a word that promise neither privacy nor recovery.
 OTHERS = (
     *("Nothing is published yet", "it is never imported", "Nothing is compiled", "never run", "was never tested"),
@@ -298,15 +351,19 @@ OTHERS = (
         "in some layers only the last ones",
     ),
     *("the prefixes of models that are not loaded are deleted first",),
+    *("was never created", "A code never changes", "keep nothing;", "has nothing else in it"),
 )
 
 
-@pytest.mark.parametrize("page", GUIDES)
+@pytest.mark.parametrize("page", PAGES)
 def test_no_promise_is_left_out(page: str) -> None:
     """A sentence with an absolute word is a promise."""
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     told = [sentence for each, sentence, _ in PROMISES if each == page]
-    words = r"[Nn]ever|[Nn]othing|(is|are) deleted|runs to its end|power (loss|cut)|again after a"
+    words = (
+        r"[Nn]ever|[Nn]othing|[Nn]one of|[Nn]o \w+ of \w+ (is|are) \w+|in memory only|runs to its end"
+        r"|(is|are) (deleted|not written|not stored|not kept)|power (loss|cut)|again after a"
+    )
     for found in re.finditer(rf"[^.|:]*\b({words})\b[^.|:]*", text):
         is_sentence = " " in found[0].strip() and not any(other in found[0] for other in OTHERS)
         assert not is_sentence or any(

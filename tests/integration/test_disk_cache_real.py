@@ -116,7 +116,8 @@ def test_nobody_finds_what_was_anothers_nor_what_was_not_to_be_kept(tmp_path: Pa
     state_dir.mkdir(mode=0o700)
     mine, theirs, secret = (add_client(state_dir, name, [Scope.INFER]) for name in ("me", "them", "secret"))
     with serving(state_dir, "builtin") as daemon:
-        for fields in ({"store": False}, {"no_store": True}):
+        unstored: tuple[dict[str, Any], ...] = ({"store": False}, {"no_store": True}, {"edgeagent": {"store": False}})
+        for fields in unstored:
             ask(daemon, "A secret: xylophone.", secret, **fields)
         ask(daemon, "When do you open?", mine)
     parts = cache_folder.list_parts(state_dir / "cache")
