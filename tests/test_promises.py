@@ -90,7 +90,7 @@ PROMISES = [
         "tests/api/page/test_kiosk.py::test_a_visitor_sets_nothing_of_the_owners",
     ),
     (ACCESS_PAGE, "**Row 11** never reaches a route", "tests/robust/test_A5_unix_socket.py::test_another_user_gets"),
-    (INDEX, "Nothing leaves the machine until its owner adds a remote.", f"{ON_KIOSK}::test_nothing_leaves"),
+    (INDEX, "No request leaves the machine until its owner adds a remote.", f"{ON_KIOSK}::test_nothing_leaves"),
     (
         REALTIME,
         "nothing of the request is written to disk",
@@ -261,7 +261,7 @@ PROMISES = [
     ),
     (REMOTE, "If it cannot be written, nothing is sent.", f"{ON_WAYS}::test_without_a_ledger_nothing_is_sent"),
     (REMOTE, "What edgeagent sends for itself has rows too", f"{ON_WAYS}::test_there_is_a_row"),
-    (REMOTE, "Without a remote nothing leaves the machine.", f"{ON_KIOSK}::test_nothing_leaves_the_machine"),
+    (REMOTE, "Without a remote no request leaves the machine.", f"{ON_KIOSK}::test_nothing_leaves_the_machine"),
     (
         REMOTE,
         "A request for `remote_only` is never computed here",
@@ -294,7 +294,7 @@ PROMISES = [
     ),
     (
         REMOTE,
-        "Nothing else leaves",
+        "Nothing else is sent to a remote",
         "tests/backends/remote/test_ways.py::test_rows_and_requests_are_the_same_number",
     ),
     (REMOTE, "which is deleted after 30 days", "tests/egress/test_ledger.py::test_rows_are_kept_for_thirty_days"),

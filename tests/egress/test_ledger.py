@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgeagent.egress import BENCH
+from edgeagent.egress import BENCH, OWN_REASONS
 from edgeagent.egress.ledger import Ledger, own_requests
 from edgeagent.egress.rows import day_of, days, file_of, folder_of, purge, read_rows
 from edgeagent.errors import ConfigError, InvalidRequest, RemoteUnavailable
@@ -295,3 +296,9 @@ def test_what_is_no_address_is_refused_and_has_no_row(tmp_path: Path) -> None:
     with own_requests(tmp_path, BENCH) as begin, pytest.raises(InvalidRequest, match="is not an address"):
         begin("http://[::1")
     assert list(read_rows(folder_of(tmp_path))) == []
+
+
+def test_the_page_names_each_reason_of_edgeagent_itself() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "remote.md").read_text()
+    listed = page.split("What edgeagent sends for itself")[1].split("```")[0]
+    assert {*re.findall(r"`(\w+)` (?=\(|and\b)", listed)} == {*OWN_REASONS}
