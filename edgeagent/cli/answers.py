@@ -210,18 +210,19 @@ def _page(address: Address, client: str | None, limit: int, offset: int, *, is_w
 
 
 def _similar_lines(similar: dict[str, Any]) -> Iterator[str]:
-    """Yield what is known of similar questions: the measured error beside the bound, what was refused, and trouble."""
+    """Yield what is known of similar questions: both errors beside the bound, what was refused, and trouble."""
     bound, measured = f"{similar['max_error']:.2%}", similar["measured_error"]
     num, num_compared = similar["num_questions"], similar["num_compared"]
     yield f"Similar questions: {num:,} are known, and {num_compared:,} comparisons were made."
+    expected = similar["expected_error"]
+    said = f"At most {bound} of these answers may be wrong."
+    if expected is not None:
+        said += f" Expected since the start: {expected:.2%}."
     if measured is None:
-        yield f"At most {bound} of these answers may be wrong. None was checked so far."
+        yield f"{said} None was checked so far."
     else:
         num_wrong, num_checked = similar["num_found_wrong"], similar["num_checked"]
-        yield (
-            f"At most {bound} of these answers may be wrong. Measured: {measured:.2%} ({num_wrong:,} wrong of "
-            f"{num_checked:,} checked)."
-        )
+        yield (f"{said} Measured: {measured:.2%} ({num_wrong:,} wrong of {num_checked:,} checked).")
     if not similar["is_on"]:
         yield (
             "The checks contradict the bound, so no answer is given from similarity any more. "

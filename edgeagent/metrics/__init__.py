@@ -187,9 +187,28 @@ recomputed_tokens_total = Counter(
 decode_tokens_total = Counter("edgeagent_decode_tokens_total", "Generated tokens.", ["model"], registry=REGISTRY)
 answer_cache_total = Counter(
     "edgeagent_answer_cache_total",
-    "Requests that may use the answer cache, by outcome. exact: a kept answer was given; joined: an equal request was "
-    "running; miss: a model answered; slow: too, since the store did not answer in time.",
+    "Requests that may use the answer cache, by outcome. exact: a kept answer was given; similar: one to a similar "
+    "question; joined: an equal request was running; miss: a model answered; slow: too, since the store did not answer "
+    "in time. And checks of answers from similarity. checked: it was right; wrong: it was not.",
     ["outcome"],
+    registry=REGISTRY,
+)
+answer_similar_refused_total = Counter(
+    "edgeagent_answer_similar_refused_total",
+    "Questions that a rule kept from the answer to a similar one, by rule.",
+    ["rule"],
+    registry=REGISTRY,
+)
+answer_similar_error = Gauge(
+    "edgeagent_answer_similar_error",
+    "The share of wrong ones among answers from similarity. bound: the largest that the owner allows; expected: of "
+    "those that this daemon gave since its start; measured: what checks found.",
+    ["kind"],
+    registry=REGISTRY,
+)
+answer_similar_off = Gauge(
+    "edgeagent_answer_similar_off",
+    "Whether no answer is given from similarity, since checks contradict the bound.",
     registry=REGISTRY,
 )
 answer_cache_entries = Gauge("edgeagent_answer_cache_entries", "Answers that are kept.", registry=REGISTRY)

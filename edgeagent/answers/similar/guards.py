@@ -262,4 +262,4 @@ RULES: dict[str, Callable[[_Text, _Text], bool]] = {
     "order": _other_order,
     "one_word": _one_word,
 }
-"""Each rule's name, and whether it refuses. The names are those of the metric and of `answers stats`."""
+"""Each rule's name, and whether it refuses. The names are those of the metric's label and of `answers stats`."""

@@ -1,4 +1,4 @@
-"""What the cache knows of kept questions, and what follows from it for another one. It is pure: no I/O, no clock.
+"""What the cache knows of kept questions, and what follows from it for another one. No I/O, no clock.
 
 It joins guards, index, boundary and the test of the measured error. `SimilarAnswers` embeds, judges and stores for it.
 """
@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeagent import metrics
 from edgeagent.answers.similar.boundary import MIN_SIMILARITY, Boundary, Observation
 from edgeagent.answers.similar.events import Compared
 from edgeagent.answers.similar.guards import refusal, refusal_alone
@@ -71,11 +72,18 @@ class Memory:
         self._known: dict[bytes, Known] = {}
         # What the given answers have left of the bound: by what was expected of them, and by what checks found.
         self._saved = self._proved = 0.0
+        self._num_given = 0
+        self._expected_wrong = 0.0
 
     @property
     def is_off(self) -> bool:
         """Whether no answer is given, since the measured error contradicts the bound."""
         return self.test.is_above
+
+    @property
+    def expected_error(self) -> float | None:
+        """The expected share of wrong ones among the answers that were given; None before the first."""
+        return self._expected_wrong / self._num_given if self._num_given else None
 
     @property
     def num_questions(self) -> int:
@@ -85,7 +93,7 @@ class Memory:
         """Return the name of the guard by which a question is compared with none; "" if there is none. Count it."""
         rule = refusal_alone(text)
         if rule:
-            self.refused[rule] += 1
+            self._count_refused(rule)
         return rule
 
     def look_up(self, place: bytes, text: str, vector: Vector) -> Lookup | None:
@@ -101,6 +109,8 @@ class Memory:
         """Book an answer, and return whether it may still be given: others may have been since it was looked up."""
         if not self._may_give(lookup.error):
             return False
+        self._num_given += 1
+        self._expected_wrong += lookup.error
         most = _MAX_SAVED * self.max_error
         self._saved = min(most, self._saved + self.max_error - lookup.error)
         # One wrong answer, after many, leaves what was saved.
@@ -159,7 +169,8 @@ class Memory:
         if keys is None:
             self._index, self._known = Index(), {}
             self.boundaries, self.test = {}, ErrorTest(self.max_error)
-            self._saved = self._proved = 0.0
+            self._saved = self._proved = self._expected_wrong = 0.0
+            self._num_given = 0
             return
         for key in keys:
             known = self._known.pop(key, None)
@@ -188,6 +199,7 @@ class Memory:
             "num_questions": self.num_questions,
             "max_error": self.max_error,
             "measured_error": self.test.measured,
+            "expected_error": self.expected_error,
             "num_checked": self.test.num_checked,
             "num_found_wrong": self.test.num_wrong,
             "num_compared": sum(each.num_observed for each in self.boundaries.values()),
@@ -206,8 +218,12 @@ class Memory:
             if not rule:
                 return near
             if position == 0:
-                self.refused[rule] += 1
+                self._count_refused(rule)
         return None
+
+    def _count_refused(self, rule: str) -> None:
+        self.refused[rule] += 1
+        metrics.answer_similar_refused_total.labels(rule).inc()
 
     def _first(self, count: int) -> Iterator[bytes]:
         for number, key in enumerate(self._known):

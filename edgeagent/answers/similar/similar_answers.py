@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import random
 import secrets
 import time
@@ -136,6 +137,7 @@ class SimilarAnswers:
                 self._restore(learned, kept)
             elif learned is not None:
                 self._remove(None)
+        self._show()
         self._workers = [asyncio.create_task(self._run_work(each)) for each in (self._comparisons, self._checks)]
 
     async def close(self) -> None:
@@ -184,6 +186,7 @@ class SimilarAnswers:
         asked = None if looking is None else looking.result()
         if asked is None or asked.lookup is None or not self.memory.give(asked.lookup):
             return False
+        self._show()
         del self._pending[question.request.id]  # no answer of the model follows
         if self._random.random() < asked.lookup.check_probability:
             self._later(self._checks, lambda: self._check(question, asked, found.answer))
@@ -373,6 +376,8 @@ class SimilarAnswers:
                 was_off = self.memory.is_off
                 self.memory.learn(event)
                 self._save([key], is_whole=event.check_probability is not None)
+                if event.check_probability is not None:
+                    self._show()
                 if self.memory.is_off and not was_off:
                     self._turn_off()
             case Forgotten(keys):
@@ -380,6 +385,15 @@ class SimilarAnswers:
                 if keys is None:
                     self._generation += 1
                 self._remove(keys)
+                self._show()
+
+    def _show(self) -> None:
+        """Show the errors in the metrics. Call it when one may have changed."""
+        memory = self.memory
+        errors = {"bound": memory.max_error, "expected": memory.expected_error, "measured": memory.test.measured}
+        for kind, error in errors.items():
+            metrics.answer_similar_error.labels(kind).set(math.nan if error is None else error)
+        metrics.answer_similar_off.set(memory.is_off)
 
     def _turn_off(self) -> None:
         logger.warning(
@@ -433,6 +447,7 @@ class SimilarAnswers:
             if len(page.events) < _PAGE and name == self._log_name:
                 if page.is_off and not self.memory.is_off:
                     self.memory.turn_off()
+                    self._show()
                 return True
         self._fresh_until_s = 0.0
         return False

@@ -81,8 +81,9 @@ class WarmedAnswer(Shape):
 class AnswersReport(Shape):
     """What the answer cache has and did since the start.
 
-    `outcomes`: how often each came: exact, joined, miss, slow; see the metric edgeagent_answer_cache_total. `trouble`:
-    why it keeps nothing at the moment; null if it does. `similar`: null if similar questions are not answered.
+    `outcomes`: how often each came: exact, similar, joined, miss, slow; see the metric edgeagent_answer_cache_total.
+    `trouble`: why it keeps nothing at the moment; null if it does. `similar`: null if similar questions are not
+    answered.
     """
 
     is_on: bool

@@ -13,7 +13,9 @@ import pytest
 
 from edgeagent.answers.answers import Answers
 from edgeagent.answers.similar import similar_answers
+from edgeagent.answers.similar.events import Compared
 from edgeagent.answers.similar.similar_answers import SimilarAnswers
+from edgeagent.metrics import REGISTRY
 from edgeagent.service.client_sink import Ending
 from edgeagent.types import (
     AnswerPolicy,
@@ -298,3 +300,32 @@ async def test_a_check_counts_though_its_answer_is_forgotten_meanwhile(
         await similar.settled()
         status = similar.status()
         assert (status["num_questions"], status["num_checked"], status["num_found_wrong"]) == (0, 1, 1)
+
+
+async def test_metrics_tell_the_errors_and_what_was_refused(model_file: Path) -> None:
+    def error(kind: str) -> float | None:
+        return REGISTRY.get_sample_value("edgeagent_answer_similar_error", {"kind": kind})
+
+    def num_refused(rule: str) -> float:
+        return REGISTRY.get_sample_value("edgeagent_answer_similar_refused_total", {"rule": rule}) or 0.0
+
+    before = {rule: num_refused(rule) for rule in ("context", "numbers")}
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        answers.similar = similar
+        await similar.start()
+        assert (error("bound"), REGISTRY.get_sample_value("edgeagent_answer_similar_off")) == (0.3, 0)
+        for text in ("Where are the toilets?", "Hello, where are the toilets?", "Where is toilet 5?"):
+            assert await ask(answers, text, AnswerPolicy.USE) == ""
+            await similar.settled()
+        backend.is_slow = True
+        assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
+        assert error("expected") == similar.status()["expected_error"] != 0
+        assert similar.memory.refusal("Is it open?") == "context"
+        for _ in range(20):
+            similar._apply(Compared(b"forgotten", 0.9, False, 0.05))
+        assert (error("measured"), REGISTRY.get_sample_value("edgeagent_answer_similar_off")) == (1, 1)
+        similar.forget(None)
+        assert REGISTRY.get_sample_value("edgeagent_answer_similar_off") == 0
+    assert {rule: num_refused(rule) - before[rule] for rule in before} == {"context": 1, "numbers": 1}

@@ -136,6 +136,7 @@ def test_an_answer_above_the_bound_is_given_after_surer_ones_only() -> None:
             assert memory.give(lookup)
             expected.append(lookup.error)
     assert len(expected) == 2 and expected[1] > 0.01 and sum(expected) <= 0.01 * len(expected)
+    assert memory.status()["expected_error"] == pytest.approx(sum(expected) / 2)
     for wanted in (True, False):
         for _ in range(20):
             lookup = memory.look_up(PLACE, f"Hello, {text}", vector)
