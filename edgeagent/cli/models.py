@@ -405,11 +405,12 @@ def _headers(name: str, settings: Config, *, with_draft: bool) -> list[GgufHeade
 
 
 def _projector_bytes(name: str, settings: Config) -> int:
-    """Return the size of the file with which a model reads images or sounds; 0 if it reads only text."""
+    """Return the memory for what reads images or sounds; 0 if the model reads only text."""
     from edgeagent.store.library import Library
+    from edgeagent.store.projectors import memory_bytes
 
     projector = Library.of(settings).local(name).projector
-    return 0 if projector is None else projector.stat().st_size
+    return 0 if projector is None else memory_bytes(projector)
 
 
 # The parts of the memory that a model needs, in words.

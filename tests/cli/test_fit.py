@@ -40,13 +40,14 @@ def test_json_has_each_part(run: Run) -> None:
 
 
 def test_a_projector_counts(run: Run, tmp_path: Path) -> None:
-    """It takes its size of main memory, beside the model."""
+    """It takes its size of main memory beside the model, and 64 + 4 x 32 values for each of 256 patches."""
     model = make_tiny_model(tmp_path / "seeing-F32.gguf", MemoryKind.FULL_ATTENTION)
     without = json.loads(run("fit", str(model), "--json", "--ram", "2G")[1])
     size = make_projector(tmp_path / "mmproj-seeing-F16.gguf", "gemma3").stat().st_size
     record = json.loads(run("fit", str(model), "--json", "--ram", "2G")[1])
-    assert record["parts"]["projector"] == size and without["parts"]["projector"] == 0
-    assert record["ram_bytes"] == without["ram_bytes"] + size
+    taken = size + 256 * (64 + 4 * 32) * 4
+    assert record["parts"]["projector"] == taken and without["parts"]["projector"] == 0
+    assert record["ram_bytes"] == without["ram_bytes"] + taken
     assert record["ram_room_bytes"] == without["ram_room_bytes"]
     assert "projector, for images or sounds" in run("fit", str(model))[1]
     shown = json.loads(run("show", str(model), "--json")[1])

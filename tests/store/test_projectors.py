@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from edgeagent.errors import ModelDamaged, ModelNotFound
-from edgeagent.store.projectors import check_projector, choose_projector, find_projector, media_of
+from edgeagent.store.projectors import check_projector, choose_projector, find_projector, media_of, memory_bytes
 from edgeagent.types import MemoryKind
 from tests.models import make_tiny_model
-from tests.projectors import make_projector
+from tests.projectors import Kind, make_projector
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,18 @@ def test_what_a_projector_reads(tmp_path: Path) -> None:
     (tmp_path / "c.gguf").write_bytes(b"GGUF")
     assert media_of(tmp_path / "c.gguf") == ()
     assert media_of(tmp_path / "none.gguf") == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_rows"),
+    [("gemma3", 256), ("idefics3", 256), ("lfm2", 1024), ("qwen2vl_merger", 16_384), ("ultravox", 1500)],
+)
+def test_the_memory_of_a_projector(tmp_path: Path, kind: Kind, num_rows: int) -> None:
+    """Each patch of the largest image, or each frame of half a minute, takes 64 + 4 x 32 values."""
+    path = make_projector(tmp_path / "a.gguf", kind)
+    assert memory_bytes(path) == path.stat().st_size + num_rows * (64 + 4 * 32) * 4
+    path.write_bytes(b"hello")
+    assert memory_bytes(path) == 5 and memory_bytes(tmp_path / "gone.gguf") == 0
 
 
 def test_what_is_no_projector(tmp_path: Path) -> None:

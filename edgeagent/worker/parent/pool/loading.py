@@ -23,7 +23,7 @@ from edgeagent.store.drafts import FoundDraft
 from edgeagent.store.gguf.header import GgufHeader, first_difference
 from edgeagent.store.library import Found
 from edgeagent.store.names.parsing import split_paths
-from edgeagent.store.projectors import find_projector
+from edgeagent.store.projectors import find_projector, memory_bytes
 from edgeagent.types import FileShape, ModelFile
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
 from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
@@ -244,7 +244,7 @@ class LoadPreparation:
                 predict(shapes[:1], self.engine, least_cells(model.shape, self.engine)).total_bytes,
             )
             if self.projector_path is not None:
-                projector_bytes = file_size(self.projector_path)
+                projector_bytes = memory_bytes(self.projector_path)
                 self.needed_bytes += projector_bytes
                 self.least_bytes += projector_bytes
         return Load(

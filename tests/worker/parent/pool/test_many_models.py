@@ -25,12 +25,16 @@ from edgeagent.errors import (
     NotSupported,
     StoreError,
 )
+from edgeagent.store.gguf.header import validate_model
 from edgeagent.store.library import Found
-from edgeagent.types import Embed, FinishReason, GenerateRequest, TextPrompt, WorkerState
+from edgeagent.store.projectors import memory_bytes
+from edgeagent.types import Embed, FinishReason, GenerateRequest, MemoryKind, TextPrompt, WorkerState
 from edgeagent.worker.parent.pool.loading import LoadPreparation, ModelSource
 from edgeagent.worker.parent.pool.memory import Held, Memory
 from edgeagent.worker.parent.pool.pool import Pool
 from edgeagent.worker.protocol import Load, adapter_part, draft_part, rewind_part
+from tests.models import make_tiny_model
+from tests.projectors import make_projector
 from tests.stub_worker import num_lives, stub_command
 from tests.worker.support import QUICK, Record, eventually, found_at, request
 
@@ -494,6 +498,18 @@ def test_drafts_whose_removal_ended_the_process_are_left_out_until_the_model_is_
 def test_why_there_is_no_draft_model_where_none_is_asked_for(tmp_path: Path, option: str) -> None:
     load = prepared(tmp_path, draft=option).load()
     assert (load.draft_path, load.draft_why, load.draft_by) == (None, f"--draft {option}", "option")
+
+
+def test_a_projector_and_its_encoder_take_memory(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "m.gguf", MemoryKind.FULL_ATTENTION)
+    source = ModelSource(lambda name: found_at(tmp_path / name, name), validate_model)
+    sizes = list[tuple[int, int]]()
+    for _ in range(2):
+        preparation = prepared(tmp_path, source)
+        preparation.load()
+        sizes.append((preparation.needed_bytes, preparation.least_bytes))
+        taken = memory_bytes(make_projector(tmp_path / "mmproj-m.gguf", "gemma3"))
+    assert sizes[1] == (sizes[0][0] + taken, sizes[0][1] + taken)
 
 
 async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> None:
