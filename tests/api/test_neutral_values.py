@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from edgeagent.api.openai.chat_body import read_chat
+from edgeagent.api.realtime.body import CLIENT_EVENTS
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.routes import ROUTES as OPERATIONS
 from edgeagent.api.wire.body import MEANT_EMPTY, NEUTRAL_NUMBERS, Body, Settings, validate
@@ -64,6 +65,15 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Thinking": {"type": "adaptive"},
     "ChatUserMessage": {"role": "user", "content": "hi"},
     "TokenizeBody": {"content": "hi"},
+    "InputReference": {"type": "item_reference", "id": "x"},
+    "ItemCreate": {"type": "conversation.item.create", "item": {"role": "user", "content": "hi"}},
+    "ItemDelete": {"type": "conversation.item.delete", "item_id": "x"},
+    "ItemRetrieve": {"type": "conversation.item.retrieve", "item_id": "x"},
+    "ItemTruncate": {"type": "conversation.item.truncate", "item_id": "x"},
+    "RealtimeCallOutput": {"type": "function_call_output", "call_id": "x", "output": "1"},
+    "RealtimeResponseCancel": {"type": "response.cancel"},
+    "RealtimeResponseCreate": {"type": "response.create"},
+    "SessionUpdate": {"type": "session.update", "session": {}},
 }
 
 
@@ -71,6 +81,15 @@ REQUIRED: dict[str, dict[str, Any]] = {
 MEANT = {"content", "input", "json_schema", "format", "samplers", "parameters", "schema", "tool_call_id", "id"}
 MEANT |= {"input_schema"}
 MEANT_TEXTS = {"input"}
+# The numbers that clients send for "not set". Written by hand, so that one that is lost in the code is missed.
+NUMBERS = {
+    "dimensions": (0, -1),
+    "max_output_tokens": (-1,),
+    "max_tool_calls": (-1,),
+    "repeat_penalty": (0,),
+    "seed": (-1,),
+    "top_n": (0, -1),
+}
 
 
 def parts(annotation: object) -> Iterator[type[BaseModel]]:
@@ -82,8 +101,9 @@ def parts(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def all_settings() -> Iterator[type[Settings]]:
-    """Yield every body of the wires, and every object of settings in one."""
+    """Yield every body of the wires, every event of the Realtime API, and every object of settings in one."""
     waiting: list[type[BaseModel]] = [each.body for each in OPERATIONS.values() if each.tag in WIRES and each.body]
+    waiting += CLIENT_EVENTS.values()
     seen: set[type[BaseModel]] = set()
     while waiting:
         body = waiting.pop()
@@ -110,7 +130,7 @@ def test_a_neutral_value_is_as_if_the_field_were_absent(body: type[Settings]) ->
         if field.is_required() or sent in least:
             continue
         shape = json.dumps(TypeAdapter[Any](present(field.annotation)).json_schema())
-        values: list[Any] = [None, *NEUTRAL_NUMBERS.get(sent, ())]
+        values: list[Any] = [None, *NUMBERS.get(sent, ())]
         values += [] if sent in MEANT_TEXTS else [""]
         values += [[]] if '"array"' in shape and sent not in MEANT else []
         values += [{}] if '"object"' in shape and sent not in MEANT else []
@@ -125,7 +145,9 @@ def test_each_wire_is_walked() -> None:
     assert {"OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OptionsBody"} <= names
     assert {"EdgeagentBody", "Format", "Reasoning", "StreamOptions"} <= names
     fields = {field.alias or name for body in BODIES for name, field in body.model_fields.items()}
-    assert fields >= NEUTRAL_NUMBERS.keys() and fields >= MEANT_EMPTY
+    assert names >= {event.__name__ for event in CLIENT_EVENTS.values() if event.model_fields}
+    assert fields >= NUMBERS.keys() and fields >= MEANT_EMPTY
+    assert NEUTRAL_NUMBERS == NUMBERS
 
 
 @pytest.mark.parametrize("stop", ["", [""], [], None, [None]])
