@@ -46,11 +46,13 @@ class EdgeAgentError(Exception):
 
     `param` names the request field at fault. `retry_after_s` is set if a retry may help. `served_by` says what failed:
     "edgeagent", "local" or "remote:<name>". `num_delivered_tokens` is the number of tokens delivered before the error.
+    `late_stage` is the stage in which a limit of time passed; "" if none did (see `metrics.meter.late_stage`).
     """
 
     code: ClassVar[str] = "internal_error"
     exit_status: ClassVar[int] = 1
     """The exit status of a command that this error ends: 2 if the user must correct an input, else 1."""
+    late_stage = ""
 
     def __init__(
         self,

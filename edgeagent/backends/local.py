@@ -84,6 +84,7 @@ class _Answer:
         """`warning`: how the backend changed the request; "" if it did not."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_started = False
+        self._has_tokens = False
         self._request = request
         self._sink = sink
         self._forecast = forecast
@@ -95,6 +96,7 @@ class _Answer:
         if self.ended.done():
             return  # its time is over, or its client has left
         if step.tokens:
+            self._has_tokens = True
             self._forecast.add_tokens(self._request.id, len(step.tokens), step.at_s)
         if not self.has_started:
             step = self._begun(step)
@@ -106,6 +108,12 @@ class _Answer:
     def fail(self, error: Exception) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
+
+    def late_stage(self, state: WorkerState) -> str:
+        """Return the stage that it is in. `state`: that of its worker."""
+        if not self.has_started:
+            return "queue" if state is WorkerState.READY else "load"
+        return "decode" if self._has_tokens else "prefill"
 
     def _begun(self, step: Step) -> Step:
         """Record the start. Return the step, with the placement if it has a Started."""
@@ -222,7 +230,7 @@ class LocalBackend:
         except Exception:
             traffic.forecast.end(request.id, began_s)
             raise
-        lapse = self._lapse_if_waiting(request, answer)
+        lapse = self._lapse_if_waiting(request, answer, model)
         try:
             if prediction.waits or _is_late(prediction, request):
                 sink.put(Step((Queued(prediction.place, prediction.first_token_s),)))
@@ -232,7 +240,9 @@ class LocalBackend:
         except TimeoutError:
             if not answer.ended.cancelled():  # it ended just in time
                 return answer.ended.result()
-            raise RequestTimeout.passed(request.timeout_s, served_by=self.name) from None
+            error = RequestTimeout.passed(request.timeout_s, served_by=self.name)
+            error.late_stage = answer.late_stage(model.status().state)
+            raise error from None
         finally:
             if lapse is not None:
                 lapse.cancel()
@@ -254,7 +264,9 @@ class LocalBackend:
             raise DeadlineUnreachable.predicted(latest_s, limit_s, served_by=self.name)
         return prediction
 
-    def _lapse_if_waiting(self, request: GenerateRequest, answer: _Answer) -> asyncio.TimerHandle | None:
+    def _lapse_if_waiting(
+        self, request: GenerateRequest, answer: _Answer, model: PoolModel
+    ) -> asyncio.TimerHandle | None:
         """Refuse a request if its prefill has not begun when its first token is due, so that it is not computed."""
         limit_s = request.need.first_token_s
         if limit_s is None:
@@ -262,7 +274,9 @@ class LocalBackend:
 
         def lapse() -> None:
             if not answer.has_started:
-                answer.fail(DeadlineUnreachable.passed(limit_s, served_by=self.name))
+                error = DeadlineUnreachable.passed(limit_s, served_by=self.name)
+                error.late_stage = answer.late_stage(model.status().state)
+                answer.fail(error)
 
         return asyncio.get_running_loop().call_later(limit_s, lapse)
 

@@ -78,6 +78,8 @@ class Meter(Sink):
         self.has_begun = False
         self.is_refused_at_once = False
         """Whether it was refused before it waited. It then counts as no answer, however long the refusal took."""
+        self.failed_stage = ""
+        """The stage in which a limit of its time passed."""
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.verdict: Verdict | None = None
@@ -241,6 +243,8 @@ class Meter(Sink):
             return self.verdict.late_stage or MET
         if self.finished is not None or self._target == NO_TARGET or self.is_refused_at_once:
             return ""
+        if self.failed_stage:
+            return self.failed_stage
         if self.has_begun and end != ABANDONED:
             return FAILED
         if (self.first_s or self.ended_s) - self.began_s > self._target.first_token_s or self._excess_s:

@@ -18,7 +18,7 @@ from edgeagent.errors import (
     InternalError,
     RequestTimeout,
 )
-from edgeagent.metrics.meter import ABANDONED, NO_TARGET, Meter
+from edgeagent.metrics.meter import ABANDONED, NO_TARGET, UNKNOWN, Meter
 from edgeagent.router.policy import TARGETS, Targets, target_of
 from edgeagent.service.client_sink import Ending
 from edgeagent.service.live_requests import LiveRequests
@@ -39,6 +39,7 @@ from edgeagent.types import (
     Target,
     TextPrompt,
     WorkerState,
+    is_remote,
     replace,
 )
 
@@ -152,6 +153,9 @@ class LiveService:
         except EdgeAgentError as error:
             code = error.code
             meter.is_refused_at_once = isinstance(error, DeadlineUnreachable) and error.expected_s is not None
+            if isinstance(error, RequestTimeout | DeadlineUnreachable) and not meter.is_refused_at_once:
+                where = "remote" if is_remote(error.served_by) else UNKNOWN if meter.has_begun else "queue"
+                error.late_stage = meter.failed_stage = error.late_stage or where
             raise
         except Exception:
             code = InternalError.code

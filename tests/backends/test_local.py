@@ -200,8 +200,9 @@ async def test_a_burst_is_counted_exactly_while_the_model_loads(make: Make) -> N
 async def test_a_deadline_ends_the_request_running_or_waiting(make: Make, start: str) -> None:
     backend = make(start)
     await backend.start()
-    with pytest.raises(RequestTimeout, match="deadline_ms, 50;"):
+    with pytest.raises(RequestTimeout, match="deadline_ms, 50;") as late:
         await collect(backend, request("wait 1", timeout_s=0.05))
+    assert start == "ok" or late.value.late_stage == "load"
     await eventually(lambda: backend.estimate(request("")).num_live == 0)
 
 
@@ -212,9 +213,10 @@ async def test_a_deadline_stops_the_work_even_if_nobody_reads(make: Make) -> Non
     steps = steps_of(backend.generate, request("stream", timeout_s=0.3))
     await anext(steps)
     await eventually(lambda: backend.estimate(request("")).num_live == 0)
-    with pytest.raises(RequestTimeout):
+    with pytest.raises(RequestTimeout) as late:
         async for _ in steps:
             pass
+    assert late.value.late_stage == "decode"
 
 
 async def test_a_deadline_leaves_what_ends_in_time_alone(make: Make) -> None:
@@ -255,15 +257,17 @@ async def test_what_is_predicted_to_miss_its_limit_is_refused_until_the_worker_h
 async def test_a_request_that_still_waits_at_its_limit_is_not_computed(make: Make) -> None:
     backend = make(parallel=1)
     await backend.start()
+    await collect(backend, request("answer 1"))  # so that it is loaded
     running = asyncio.create_task(collect(backend, request("wait")))
     await eventually(lambda: backend.estimate(request("")).num_live == 1)
     got: list[Step] = []
-    with pytest.raises(DeadlineUnreachable, match="had to come within 50 ms, and the request still waited"):
+    with pytest.raises(DeadlineUnreachable, match="had to come within 50 ms, and the request still waited") as late:
         async for step in steps_of(
             backend.generate, request("wait", "r2", need=Need(first_token_s=0.05), timeout_s=WITHIN_S)
         ):
             got.append(step)
     assert got == [Step((Queued(1),))]
+    assert late.value.late_stage == "queue"
     await eventually(lambda: backend.estimate(request("")).num_live == 1)
     backend.cancel("r1")
     assert reason(await running) is FinishReason.CANCELLED

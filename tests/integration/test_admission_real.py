@@ -68,7 +68,8 @@ def test_a_deadline_that_passes_in_the_queue_is_a_late_answer(daemon: Daemon) ->
     num_before = num_late_in_queue(daemon)
     with halted_worker(daemon), pytest.raises(HTTPError) as refused:
         post(daemon, "/v1/responses", input="hi", edgeagent={"deadline_ms": 2000})
-    assert (refused.value.code, json.load(refused.value)["error"]["code"]) == (504, "request_timeout")
+    error = json.load(refused.value)["error"]
+    assert (refused.value.code, error["code"], error["late_stage"]) == (504, "request_timeout", "queue")
     assert num_late_in_queue(daemon) == num_before + 1
 
 

@@ -130,6 +130,7 @@ async def test_what_is_refused_at_once_is_no_late_answer(error: EdgeAgentError, 
         await consume(steps_of(service.generate, replace(request("a"), model=model, **limit)))
     labels = {"model": model, "tier": "interactive", "served_by": "local", "outcome": "queue"}
     assert bool(REGISTRY.get_sample_value("edgeagent_answers_total", labels)) is is_late
+    assert error.late_stage == ("queue" if is_late else "")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,21 @@ async def test_an_answer_that_was_generated_ahead_is_judged_as_the_client_gets_i
     assert REGISTRY.get_sample_value("edgeagent_first_token_seconds_count", labels) == 3
     assert REGISTRY.get_sample_value("edgeagent_decode_tokens_total", {"model": model}) is None
     assert service.live.num_running == 0
+
+
+@pytest.mark.parametrize(
+    ("served_by", "named", "stage"),
+    [("local", "prefill", "prefill"), ("remote:gpu", "", "remote"), ("edgeagent", "", "unknown")],
+)
+async def test_an_error_names_the_stage_in_which_the_time_was_over(served_by: str, named: str, stage: str) -> None:
+    error = RequestTimeout.passed(1.0, served_by=served_by)
+    error.late_stage = named
+    service = LiveService(FakeBackend(lambda _: (Started(1, 0), error), models=(model := f"late {stage}",)), anonymous)
+    with pytest.raises(RequestTimeout) as raised:
+        await consume(steps_of(service.generate, replace(request("a"), model=model)))
+    assert raised.value.late_stage == stage
+    labels = {"model": model, "tier": "interactive", "served_by": "local", "outcome": stage}
+    assert REGISTRY.get_sample_value("edgeagent_answers_total", labels) == 1
 
 
 async def test_draining() -> None:

@@ -90,6 +90,7 @@ class RealtimeError(Shape):
     code: str
     message: str
     param: str | None
+    late_stage: NotRequired[str]
     event_id: str | None
 
 

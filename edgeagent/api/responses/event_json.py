@@ -83,6 +83,8 @@ class ResponseRun(Run, Notes):
 
     num_delivered_tokens: NotRequired[int]
     """How many tokens were delivered before the response failed. Only a failed response has this field."""
+    late_stage: NotRequired[str]
+    """The stage in which a limit of time passed. Only a response that failed for this reason has this field."""
 
 
 class Echo(Shape):

@@ -230,6 +230,8 @@ class ResponseEvents:
         run: ResponseRun = {"route": error.served_by, "reason": error.code, "stages_ms": {}}
         if error.num_delivered_tokens:
             run["num_delivered_tokens"] = error.num_delivered_tokens
+        if error.late_stage:
+            run["late_stage"] = error.late_stage
         self._set_run(run)
         self._end("response.failed")
         return self._take()

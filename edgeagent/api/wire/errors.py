@@ -65,6 +65,8 @@ class Error(Shape):
     """The field at fault; null if there is none."""
     code: str
     """One of the codes in the OpenAPI document's description. A code never changes."""
+    late_stage: NotRequired[str]
+    """The stage in which the request's own limit of time passed, as in `edgeagent.slo.late_stage` of an answer."""
 
 
 class Refusal(Shape):
@@ -74,10 +76,14 @@ class Refusal(Shape):
 
 
 class AnthropicDetails(Shape):
-    """What a program reads of an error: one of the codes in the OpenAPI document, and the field at fault or null."""
+    """What a program reads of an error: one of the codes in the OpenAPI document, and the field at fault or null.
+
+    `late_stage`: the stage in which the request's own limit of time passed.
+    """
 
     error_code: str
     param: str | None
+    late_stage: NotRequired[str]
 
 
 class AnthropicError(Shape):
@@ -190,12 +196,15 @@ def http_status(error: EdgeAgentError) -> int:
 
 def error_body(error: EdgeAgentError) -> Error:
     """Return the JSON object that describes an error. HTTP answers have it in the field `error` of a Refusal."""
-    return {
+    body: Error = {
         "message": printable(_message(error)),
         "type": wire_form(error).type,
         "param": None if error.param is None else printable(error.param),
         "code": error.code,
     }
+    if error.late_stage:
+        body["late_stage"] = error.late_stage
+    return body
 
 
 def _message(error: EdgeAgentError) -> str:
@@ -223,6 +232,8 @@ def anthropic_refusal(error: EdgeAgentError) -> AnthropicRefusal:
         # Claude Code searches for these words, and then shortens the conversation.
         message = f"prompt is too long: {message}"
     details: AnthropicDetails = {"error_code": body["code"], "param": body["param"]}
+    if error.late_stage:
+        details["late_stage"] = error.late_stage
     return {
         "type": "error",
         "error": {"type": kind, "message": message, "details": details},

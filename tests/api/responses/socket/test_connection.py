@@ -24,7 +24,7 @@ from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import Config, ServerConfig
 from edgeagent.conversation.store import ResponseStore
-from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
+from edgeagent.errors import ContextLengthExceeded, RequestTimeout, WorkerCrashed
 from edgeagent.types import (
     ChatPrompt,
     FinishReason,
@@ -210,6 +210,19 @@ async def test_a_backend_that_breaks_its_contract_still_ends_once(address: str, 
     async with connect(f"ws://{address}/v1/responses") as socket:
         await create(socket)
         assert (await until_end(socket))[-1]["type"] == "response.failed"
+
+
+async def test_a_response_whose_time_is_over_names_the_stage(address: str, backend: FakeBackend) -> None:
+    late = RequestTimeout.passed(1.0)
+    late.late_stage = "decode"
+    backend.script = lambda _: (TextDelta("ye"), late)
+    async with connect(f"ws://{address}/v1/responses") as socket:
+        await create(socket)
+        events = await until_end(socket)
+        assert events[-1]["response"]["edgeagent"]["late_stage"] == "decode"
+        backend.script = lambda _: (late,)
+        await create(socket)
+        assert (await until_end(socket))[-1]["error"]["late_stage"] == "decode"
 
 
 async def test_cancel_under_way(address: str, backend: FakeBackend) -> None:
