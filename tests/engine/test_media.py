@@ -1,10 +1,9 @@
-"""Images and sounds in a sequence: their numbers, and the engine's law with them in random schedules."""
+"""Images and sounds in a sequence: their numbers, the cache, the encoder and the streams beside them."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -21,17 +20,14 @@ from edgeagent.engine.media_tokens import (
     is_within_one,
     media_tokens,
 )
-from edgeagent.engine.runner import Positions, Rows, Slice
+from edgeagent.engine.runner import Rows, Slice
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind, Tier
-from tests.engine.support import greedy, make_engine, naive, run
+from tests.engine.support import FakeEmbeddings, greedy, make_engine, naive, positions_of, run
 from tests.fakes import ALWAYS, FakeClock, FakeRunner, FakeTier, rows_of, warm_costs
-from tests.integrity import check_integrity
-
-KEYS = (b"first", b"second", b"third")
 
 
 def test_the_numbers_of_a_medium_are_no_tokens_and_depend_on_all_of_its_key() -> None:
@@ -55,90 +51,6 @@ def test_only_a_whole_chunk_is_not_cut(is_whole: bool) -> None:
     tokens = [1, 2, *chunk, *media_tokens(b"b", 3, is_whole=is_whole), 3]
     ends = [cut_before_media(tokens, length) for length in range(len(tokens) + 1)]
     assert ends == ([0, 1, 2, 2, 2, 2, 2, 7, 7, 7, 10, 11] if is_whole else list(range(12)))
-
-
-@dataclass
-class FakeEmbeddings:
-    """Embeddings that are there after some calls of `take`, or that cannot be computed."""
-
-    rows: Rows
-    num_calls: int = 0
-    error: InternalError | None = None
-    num_waits: int = field(default=0, init=False)
-    is_asked: bool = field(default=False, init=False)
-
-    def take(self) -> Rows | None:
-        self.is_asked = True
-        if self.error is not None:
-            raise self.error
-        self.num_calls -= 1
-        return None if self.num_calls >= 0 else self.rows
-
-    def wait(self, timeout_s: float) -> None:
-        self.num_waits += 1
-
-
-def positions_of(chunk: Items[int]) -> Positions:
-    """Return positions that a FakeRunner knows as those of a whole chunk."""
-    return np.array([np.zeros(len(chunk)), np.arange(len(chunk)), np.arange(len(chunk))], np.int32)
-
-
-def prompt_of(rng: random.Random, chunk_tokens: int) -> tuple[list[int], list[MediaSpan]]:
-    """Return a prompt of few different parts, so that prompts share prefixes that end in media, and its spans."""
-    tokens, spans = [rng.randrange(1, 3)], list[MediaSpan]()
-    for _ in range(rng.randrange(1, 4)):
-        key, form = rng.choice(KEYS), rng.choice(("in parts", "whole", "of one position"))
-        chunk = media_tokens(key, chunk_tokens, is_whole=form == "whole", is_one=form == "of one position")
-        embeddings = FakeEmbeddings(rows_of(chunk), rng.choice((0, 0, 3)))
-        positions = positions_of(chunk) if form == "of one position" else None
-        end = len(tokens) + len(chunk)
-        spans.append(MediaSpan(len(tokens), end, embeddings, form != "whole", positions, len(chunk) // 2))
-        tokens += chunk
-        tokens += rng.choice(([7], [7, 8, 9], list(range(20, 40))))
-    return tokens, spans
-
-
-@pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
-@pytest.mark.parametrize("seed", range(2))
-def test_the_law_with_media(seed: int, kind: MemoryKind) -> None:
-    """The fake runner checks that embeddings are alone in a batch, and that a whole chunk is never cut."""
-    rng = random.Random(seed)
-    runner = FakeRunner(
-        num_cells=rng.choice((256, 512)), num_sequences=rng.choice((4, 8)), max_batch=48, memory_kind=kind, max_rewind=3
-    )
-    draft = FakeRunner(num_cells=runner.num_cells, num_sequences=runner.num_sequences) if seed == 1 else None
-    host_bytes = rng.choice((0, 1 << 20))
-    engine = make_engine(runner, max_running=rng.choice((1, 3)), draft=draft, host_bytes=host_bytes, below=FakeTier())
-    wanted: dict[str, tuple[list[int], int]] = {}
-    outputs: dict[str, list[int]] = {}
-    for step in range(150):
-        if step < 100 and rng.random() < 0.25:
-            tokens, spans = prompt_of(rng, 6 if kind is MemoryKind.FULL_ATTENTION else 40)
-            wanted[f"s{step}"] = tokens, rng.randrange(1, 10)
-            boundaries = tuple(span.end for span in spans) if kind is MemoryKind.RECURRENT else ()
-            spec = SequenceSpec(f"s{step}", tokens, greedy(), wanted[f"s{step}"][1], boundaries=boundaries, media=spans)
-            engine.add(spec)
-        if wanted and rng.random() < 0.02:
-            name = rng.choice(list(wanted))
-            if engine.cancel(name) is not None:
-                del wanted[name]
-        runner.cancel_next = 0 if rng.random() < 0.05 else None
-        if rng.random() < 0.01:
-            engine.purge()
-        for output in engine.step():
-            assert output.error is None
-            outputs.setdefault(output.sequence.id, []).extend(output.tokens)
-        check_integrity(engine)
-    _finish(engine, outputs)
-    for name, (tokens, most) in wanted.items():
-        assert outputs[name] == naive(tokens, most)[0], name
-    engine.close()
-
-
-def _finish(engine: Engine, outputs: dict[str, list[int]]) -> None:
-    while engine.has_work:
-        for output in engine.step():
-            outputs.setdefault(output.sequence.id, []).extend(output.tokens)
 
 
 def test_a_medium_that_cannot_be_encoded_ends_its_own_sequence() -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import pytest
 
 from edgeagent.engine.engine import Engine
+from edgeagent.engine.media import MediaSpan
+from edgeagent.engine.runner import Rows
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import FinishReason, MemoryKind, Tier
-from tests.engine.support import greedy, make_engine, naive, run
-from tests.fakes import AsynchronousRunner, FakeRunner, FakeTier
+from tests.engine.support import FakeSide, SlowRunner, begin_of, greedy, make_engine, naive, prompt_of, run
+from tests.fakes import AsynchronousRunner, FakeClock, FakeRunner, FakeTier
 from tests.integrity import check_integrity
 
 
@@ -20,6 +25,7 @@ from tests.integrity import check_integrity
 class Expected:
     prompt: list[int]
     max_tokens: int
+    media: list[MediaSpan]
 
 
 def cancel(engine: Engine, rng: random.Random, expected: dict[str, Expected], outputs: dict[str, list[int]]) -> None:
@@ -49,8 +55,11 @@ def cancel(engine: Engine, rng: random.Random, expected: dict[str, Expected], ou
 def test_the_law_over_random_schedules(
     seed: int, kind: MemoryKind, speculative: bool, runner_class: type[FakeRunner]
 ) -> None:
-    rng = random.Random(seed)
-    runner = runner_class(
+    """A third of the prompts have media. Every second run with a memory that can be cut has side contexts."""
+    rng, clock, sides = random.Random(seed), FakeClock(), list[FakeSide]()
+    has_sides = runner_class is FakeRunner and kind is MemoryKind.FULL_ATTENTION and speculative == bool(seed % 2)
+    make = partial(SlowRunner, clock, sides, end_token=0) if has_sides else runner_class
+    runner = make(
         num_cells=rng.choice((48, 96, 256, 1024)),
         num_sequences=rng.choice((4, 6, 12)),
         max_batch=rng.choice((8, 16, 64)),
@@ -61,22 +70,33 @@ def test_the_law_over_random_schedules(
     draft = FakeRunner(num_cells=runner.num_cells, num_sequences=runner.num_sequences) if speculative else None
     host_bytes = rng.choice((0, 3000, 20_000, 1 << 20))
     below = rng.choice((None, FakeTier()))
-    engine = make_engine(runner, max_running=rng.choice((1, 2, 4)), draft=draft, host_bytes=host_bytes, below=below)
-    known: list[list[int]] = [[rng.randrange(1, 50) for _ in range(10)]]
+
+    def open_side(tokens: Items[int], num_known: int, chunk: int, rows: Rows | None = None) -> FakeSide | None:
+        if rng.random() < 0.2:
+            return None
+        sides.append(FakeSide(tokens, num_known, chunk, rng.choice((0, 1, 99)), clock, rows))
+        return sides[-1]
+
+    options: dict[str, Any] = {"open_side": open_side, "clock": clock} if has_sides else {}
+    max_running = rng.choice((1, 2, 4))
+    engine = make_engine(runner, max_running=max_running, draft=draft, host_bytes=host_bytes, below=below, **options)
+    known: list[tuple[list[int], list[MediaSpan]]] = [([rng.randrange(1, 50) for _ in range(10)], [])]
     if runner.num_cells == 1024:
-        known.append([rng.randrange(1, 50) for _ in range(700)])
+        known.append(([rng.randrange(1, 50) for _ in range(700)], []))
     expected: dict[str, Expected] = {}
     outputs: dict[str, list[int]] = {}
     finished: dict[str, FinishReason] = {}
     for step in range(600):
         if step < 300 and rng.random() < 0.2:
-            base = rng.choice(known)
-            prompt = base[: rng.randrange(1, len(base) + 1)] + [
-                rng.randrange(1, 50) for _ in range(rng.randrange(1, 6))
-            ]
-            prompt = prompt[-(runner.num_cells - 2) :]
+            base, spans = rng.choice(known)
+            prompt, media = begin_of(base, spans, rng.randrange(1, len(base) + 1))
+            if rng.random() < 0.3:
+                prompt, media = prompt_of(rng, rng.choice((6, min(40, runner.max_batch))))
+            prompt += [rng.randrange(1, 50) for _ in range(rng.randrange(1, 6))]
+            if len(prompt) > runner.num_cells - 2:
+                prompt, media = begin_of(prompt, media, runner.num_cells - 2)
             name = f"s{step}"
-            expected[name] = Expected(prompt, rng.randrange(1, 15))
+            expected[name] = Expected(prompt, rng.randrange(1, 15), media)
             urgency = random.Random(step)
             engine.add(
                 SequenceSpec(
@@ -88,6 +108,8 @@ def test_the_law_over_random_schedules(
                     due_s=time.monotonic() + urgency.random(),
                     token_s=urgency.choice((None, 0.01)),
                     is_ahead=urgency.random() < 0.1,
+                    boundaries=tuple(span.end for span in media),
+                    media=media,
                 )
             )
         if expected and rng.random() < 0.03:
@@ -121,7 +143,7 @@ def test_the_law_over_random_schedules(
             outputs.setdefault(name, []).extend(output.tokens)
             if output.finish_reason:
                 finished[name] = output.finish_reason
-                known.append([*expected[name].prompt, *outputs[name]])
+                known.append(([*expected[name].prompt, *outputs[name]], expected[name].media))
         runner.refuse_next = False  # if the step computed nothing, the refusal is still set
         check_integrity(engine)
     runner.cancel_next, runner.refuse_next = None, False
@@ -140,9 +162,9 @@ def test_the_law_over_random_schedules(
     fresh = [each and FakeRunner(num_cells=each.num_cells, memory_kind=kind) for each in (runner, draft)]
     assert fresh[0] is not None
     engine = make_engine(fresh[0], draft=fresh[1], host_bytes=host_bytes, below=below)
-    for number, tokens in enumerate(known):
-        prompt = tokens[: runner.num_cells - 6]
-        engine.add(SequenceSpec(f"again {number}", prompt, greedy(), max_tokens=5))
+    for number, (tokens, spans) in enumerate(known):
+        prompt, media = begin_of(tokens, spans, runner.num_cells - 6)
+        engine.add(SequenceSpec(f"again {number}", prompt, greedy(), max_tokens=5, media=media))
         assert run(engine, check=True) == {f"again {number}": naive(prompt, 5)}
     engine.close()
 
@@ -153,6 +175,8 @@ def test_a_worker_that_dies_between_submit_and_finish_loses_nothing(seed: int, k
     """The next worker goes on from what was delivered; only the disk is left of the one before."""
     rng, disk = random.Random(seed), FakeTier()
     prompts = {f"s{number}": [rng.randrange(1, 50) for _ in range(rng.randrange(1, 90))] for number in range(4)}
+    shown = {f"m{number}": prompt_of(rng, 6) for number in range(2)}
+    prompts |= {name: prompt for name, (prompt, _) in shown.items()}
     delivered: dict[str, list[int]] = {name: [] for name in prompts}
     finished: dict[str, FinishReason] = {}
     while len(finished) < len(prompts):
@@ -160,7 +184,8 @@ def test_a_worker_that_dies_between_submit_and_finish_loses_nothing(seed: int, k
         engine = make_engine(runner, host_bytes=20_000, below=disk)
         for name in prompts.keys() - finished.keys():
             tokens = tuple(delivered[name])
-            engine.add(SequenceSpec(name, prompts[name], greedy(), max_tokens=12, delivered=tokens))
+            _, media = begin_of(*shown.get(name, ([], [])), len(prompts[name]))
+            engine.add(SequenceSpec(name, prompts[name], greedy(), max_tokens=12, delivered=tokens, media=media))
         for _ in range(rng.randrange(2, 40)):
             engine.admit()
             engine.submit()

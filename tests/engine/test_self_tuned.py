@@ -24,9 +24,9 @@ from edgeagent.engine.runner import Slice
 from edgeagent.engine.scheduler import Scheduler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from tests.engine.speculation import test_proposals as drafting
-from tests.engine.support import greedy
+from tests.engine.support import greedy, step_s
 from tests.engine.test_cpu_threads import Machine as Cores
-from tests.engine.test_side_prefill import LONG, Scene, step_s
+from tests.engine.test_side_prefill import LONG, Scene
 from tests.fakes import FakeClock, FakeRunner
 
 DEPTH = 3000

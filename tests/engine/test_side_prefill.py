@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Tokens
@@ -15,94 +14,16 @@ from edgeagent.engine import side_prefill
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.runner import Chunk, Rows, SideContext, Slice
+from edgeagent.engine.runner import Rows, SideContext
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.side_prefill import SidePrefill
 from edgeagent.types import Tier
-from tests.engine.support import greedy
+from tests.engine.support import FakeSide, SlowRunner, greedy, step_s
 from tests.fakes import FakeClock, FakeRunner, next_token
 from tests.integrity import check_integrity
 
 LONG = [7 + index % 40 for index in range(900)]
 BUDGET_S = 0.1
-
-
-class FakeSide:
-    """A context that computes a chunk at once each time it is resumed, and fails after `num_chunks`.
-
-    It pauses by itself after `window_s`.
-    """
-
-    window_s = math.inf
-
-    def __init__(self, tokens: Tokens[int], num_known: int, chunk: int, num_chunks: int, clock: FakeClock) -> None:
-        self.clock, self.paused_s = clock, math.inf
-        self.tokens, self.num_known, self.chunk = list(tokens), num_known, chunk
-        self.runner = FakeRunner(num_cells=2000, max_batch=512)
-        self.num_left = num_chunks
-        self.chunks: list[Chunk] = []
-        self.is_over = self.is_closed = False
-        self.num_bytes = 1 << 20
-        self.is_running = False
-        self.events: list[str] = []
-
-    def give(self, chunk: Chunk) -> None:
-        assert self.runner.restore(0, chunk.payload, chunk.end)
-
-    def resume(self, until_s: float = math.inf) -> None:
-        assert not self.is_closed
-        assert until_s > self.clock()
-        self.paused_s = min(until_s, self.clock() + self.window_s)
-        self.events.append("resume")
-        self.is_running = True
-        start = self.runner.length(0)
-        if start < self.num_known or self.is_over:
-            return
-        if not self.num_left:
-            self.is_over = True
-            return
-        self.num_left -= 1
-        end = min(start + self.chunk, len(self.tokens))
-        self.runner.decode([Slice(0, start, self.tokens[start:end], 0)])
-        self.chunks.append(Chunk(end - start, end, self.runner.save(0, start, end)))
-        self.is_over = end == len(self.tokens)
-
-    def pause(self) -> None:
-        self.events.append("pause")
-        self.is_running = False
-
-    def wait_paused(self, timeout_s: float) -> bool:
-        assert self.is_running
-        self.clock.advance(max(0.0, min(timeout_s, self.paused_s - self.clock())))
-        return self.clock() >= self.paused_s
-
-    def wait(self, timeout_s: float) -> None:
-        assert self.is_running
-
-    def take(self) -> list[Chunk]:
-        taken, self.chunks = self.chunks, []
-        return taken
-
-    def close(self) -> None:
-        assert not self.is_closed
-        self.is_closed = True
-
-
-class SlowRunner(FakeRunner):
-    """A runner whose steps take 10 ms, plus 5 ms per token below 64 tokens; checks that side contexts are paused."""
-
-    def __init__(self, clock: FakeClock, sides: list[FakeSide]) -> None:
-        super().__init__(num_cells=2000, max_batch=512, end_token=-1)
-        self.clock, self.sides = clock, sides
-        self.sizes: list[int] = []
-        self.true_s = step_s
-
-    def decode(self, slices: Tokens[Slice], min_tokens: int = 0) -> None:
-        assert not any(side.is_running for side in self.sides if not side.is_closed)
-        size = sum(len(part.tokens) for part in slices)
-        self.sizes.append(size)
-        self.clock.advance(self.true_s(size))
-        super().decode(slices)
 
 
 def answer(prompt: Tokens[int], num_tokens: int) -> list[int]:
@@ -111,10 +32,6 @@ def answer(prompt: Tokens[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         tokens.append(next_token(tokens, 50))
     return tokens[len(prompt) :]
-
-
-def step_s(size: int) -> float:
-    return 0.01 + size * (0.005 if size < 64 else 0.002)
 
 
 class Scene:
