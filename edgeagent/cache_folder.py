@@ -392,8 +392,9 @@ def purge(cache_dir: Path, client: str | None = None) -> int:
 def _purge(folder: Path, client: str | None) -> int:
     records = read_root_records(folder)
     num_removed = 0
-    (folder / PREFIXES_FILE).unlink(missing_ok=True)
     for name in list_names(folder):
+        if PREFIXES_FILE in name:  # a crash may have left an unfinished one, which has another name
+            (folder / name).unlink(missing_ok=True)
         block = parse_name(name)
         root = block.root if block else bytes.fromhex(name[:16]) if _RECORD_NAME.fullmatch(name) else None
         if root is None:

@@ -475,11 +475,10 @@ class Forecast:
         if not isinstance(prompt, ChatPrompt):
             yield self._prefixes.digest(client, prompt), prompt_bytes(request)
             return
-        digest = self._prefixes.digest(client, prompt.tools)
-        num_bytes = tools_bytes(prompt)
+        digest, num_bytes = self._prefixes.digest(client, prompt.tools), tools_bytes(prompt)
         for message in prompt.messages:
             said = message.role, message.content, message.reasoning, digests(prompt, message)
-            digest = self._prefixes.digest(client, digest, said)
+            digest = self._prefixes.longer(digest, *said)
             num_bytes += message_bytes(message)
             yield digest, num_bytes
 

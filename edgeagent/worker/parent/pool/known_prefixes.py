@@ -64,6 +64,10 @@ class KnownPrefixes:
         """Return the digest of a client's prefix. It is the same after a restart. `parts`: what msgspec encodes."""
         return self._hash(client, _CLIENT_BYTES) + self._hash((client, *parts), _PREFIX_BYTES)
 
+    def longer(self, digest: bytes, *parts: object) -> bytes:
+        """Return the digest of a prefix that begins with the one of `digest`."""
+        return digest[:_CLIENT_BYTES] + self._hash((digest, *parts), _PREFIX_BYTES)
+
     def _hash(self, value: object, num_bytes: int) -> bytes:
         content = msgspec.msgpack.encode(value)
         return hashlib.blake2b(content, key=self._secret, digest_size=num_bytes, person=b"edgeagent prefix").digest()

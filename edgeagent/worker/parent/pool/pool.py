@@ -52,6 +52,7 @@ from edgeagent.worker.protocol import FULL_POWER
 logger = logging.getLogger(__name__)
 
 _MAX_NAMES = 4096
+_LAST_SAVE_S = 2.0  # of known prefixes, at the end; only a disk that hangs takes longer
 
 
 class KnownNames:
@@ -261,7 +262,9 @@ class Pool:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(model.supervisor.stop() for model in self._models.values()))
         await self._eviction.wait_ended()
-        await asyncio.gather(*(prefixes.save() for prefixes in self._prefixes.values()))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_SAVE_S):
+                await asyncio.gather(*(prefixes.save() for prefixes in self._prefixes.values()))
 
     def statuses(self) -> list[ModelStatus]:
         return [model.status() for model in self._models.values()]
