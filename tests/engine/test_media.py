@@ -208,26 +208,6 @@ def test_streams_go_on_while_a_medium_is_encoded_and_computed() -> None:
     assert most_without <= 1
 
 
-@pytest.mark.parametrize("form", ["in parts", "of one position"])
-def test_the_steps_of_a_medium_are_whole_micro_batches(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for its last one. A rest would read the weights once more."""
-    runner, sizes = FakeRunner(max_batch=40), list[int]()
-    runner.max_whole, decode = 24, runner.decode
-
-    def note(slices: Items[Slice], min_tokens: int = 0) -> None:
-        sizes.extend(len(part.tokens) for part in slices if part.rows is not None)
-        decode(slices, min_tokens)
-
-    monkeypatch.setattr(runner, "decode", note)
-    engine = make_engine(runner, max_running=1)
-    chunk = media_tokens(b"a", 60, is_whole=False, is_one=form == "of one position")
-    positions = positions_of(chunk) if form == "of one position" else None
-    span = MediaSpan(1, 61, FakeEmbeddings(rows_of(chunk)), True, positions, 30)
-    engine.add(SequenceSpec("image", [1, *chunk, 2], greedy(), 3, media=[span]))
-    assert run(engine)["image"][0] == naive([1, *chunk, 2], 3)[0]
-    assert sizes == [24, 36]
-
-
 @dataclass
 class SlowEmbeddings:
     """Embeddings that take `left_s` of the time that is waited for them."""
@@ -254,6 +234,28 @@ class TimedRunner(FakeRunner):
     def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
         self.clock.advance(self.step_s)
         super().decode(slices, min_tokens)
+
+
+@pytest.mark.parametrize("form", ["in parts", "of one position"])
+def test_the_steps_of_a_medium_are_whole_micro_batches(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for its last one. A rest would read the weights once more."""
+    clock, sizes = FakeClock(), list[int]()
+    runner = TimedRunner(clock)
+    runner.max_batch, runner.max_whole, decode = 40, 24, runner.decode
+
+    def note(slices: Items[Slice], min_tokens: int = 0) -> None:
+        sizes.extend(len(part.tokens) for part in slices if part.rows is not None)
+        decode(slices, min_tokens)
+
+    monkeypatch.setattr(runner, "decode", note)
+    engine = Engine(runner, max_running=1, prefixes=PrefixStore(runner, costs=warm_costs(40, 0.03)), clock=clock)
+    chunk = media_tokens(b"a", 60, is_whole=False, is_one=form == "of one position")
+    positions = positions_of(chunk) if form == "of one position" else None
+    span = MediaSpan(1, 61, FakeEmbeddings(rows_of(chunk)), True, positions, 30)
+    prompt = [1, *chunk, 2]
+    engine.add(SequenceSpec("image", prompt, greedy(), 3, media=[span]))
+    assert run(engine)["image"][0]
+    assert sizes == [24, 36]
 
 
 @pytest.mark.parametrize(

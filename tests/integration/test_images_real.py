@@ -164,11 +164,11 @@ def heard(sound: bytes) -> list[Any]:
 
 def test_a_sound_is_heard(openai: OpenAI) -> None:
     answers = list[Any]()
-    for sound in (wav(), wav(), wav(1)):
+    for sound in (wav(), wav(1)):
         said = openai.chat.completions.create(model=HEARING, messages=heard(sound), temperature=0, max_tokens=8)
         assert said.usage is not None and said.usage.prompt_tokens > NUM_TEXT_TOKENS
         answers.append(said.choices[0].message.content)
-    assert answers[0] == answers[1] != answers[2]
+    assert answers[0] != answers[1]
 
 
 def test_a_sound_for_a_model_that_reads_images(openai: OpenAI) -> None:

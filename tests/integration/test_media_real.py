@@ -103,7 +103,7 @@ async def test_an_answer_about_an_image_goes_on_after_the_worker_is_killed(make:
     assert backend.models.statuses()[0].num_restarts == 1
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "ultravox"])
+@pytest.mark.parametrize("kind", ["gemma3", pytest.param("ultravox", marks=pytest.mark.slow(seconds=3))])
 async def test_a_medium_stays_known_after_a_restart(make: Make, kind: Kind) -> None:
     asked = HEARD if kind == "ultravox" else QUESTION
     first = make()
