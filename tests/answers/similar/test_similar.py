@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from edgeagent.answers.answers import Held
-from edgeagent.answers.key import KEY_BYTES, Question
+from edgeagent.answers.key import Question
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
 from edgeagent.answers.similar.place import GROUP_BYTES, asked_text, place_of
@@ -36,8 +36,9 @@ from edgeagent.types import (
     ToolCall,
     replace,
 )
+from tests.answers.similar import records_writer
+from tests.answers.similar.records_writer import NUM_KEPT, SEAL, kept_of, key_of, learned_of
 
-SEAL = Seal(bytes(32))
 SYSTEM = Message("system", "You are a guide.")
 
 
@@ -205,40 +206,15 @@ def test_a_damaged_record_costs_only_itself_and_a_damaged_file_all(tmp_path: Pat
     records.close()
 
 
-def key_of(number: int) -> bytes:
-    return number.to_bytes(KEY_BYTES, "big")
-
-
-def kept_of(number: int) -> Kept:
-    return Kept(b"place", f"question {number}", bytes([number % 256]) * 1536, ((0.9, True),) * (number % 8))
-
-
-def learned_of(number: int) -> Learned:
-    """Return a record of the size of a real one."""
-    return Learned("file", "text", 0.01, {b"group": {"evidence": key_of(number) * 720}}, {"counts": [float(number)]})
-
-
-_NUM_KEPT = 20
-WRITER = f"""
-import itertools, sys
-from pathlib import Path
-from tests.answers.similar.test_similar import SEAL, Records, kept_of, key_of, learned_of
-
-records = Records(Path(sys.argv[1]), SEAL)
-for number in itertools.count(int(sys.argv[2])):
-    records.put(learned_of(number), {{key_of(number): kept_of(number)}})
-    records.remove([key_of(number - {_NUM_KEPT})])
-    print(number, flush=True)
-"""
-
-
 def check_after_kills(path: Path, num_kills: int) -> None:
     """Kill a process that writes records, again and again. Then all that were written are there, each whole."""
     chance = Random(7)
-    number = _NUM_KEPT - 1
+    number = NUM_KEPT - 1
     for _ in range(num_kills):
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), str(number + 1)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", records_writer.__name__, str(path), str(number + 1)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert writer.stdout is not None
         for _ in range(chance.randrange(1, 40)):
@@ -253,8 +229,8 @@ def check_after_kills(path: Path, num_kills: int) -> None:
         # The next question may have been written, and the oldest removed for it, before the writer could tell.
         is_next = learned == learned_of(number + 1)
         assert is_next or learned == learned_of(number)
-        oldest = number + 1 - _NUM_KEPT
-        expected = {key_of(each): kept_of(each) for each in range(max(_NUM_KEPT, oldest), number + 1 + is_next)}
+        oldest = number + 1 - NUM_KEPT
+        expected = {key_of(each): kept_of(each) for each in range(max(NUM_KEPT, oldest), number + 1 + is_next)}
         if is_next and key_of(oldest) not in kept:
             expected.pop(key_of(oldest), None)
         assert kept == expected

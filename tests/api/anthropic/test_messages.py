@@ -190,6 +190,8 @@ async def test_failures(
     assert reply.status_code == status
     error = read_error(reply)
     details = {"error_code": failure.code, "param": "messages" if failure.param else None}
+    if isinstance(failure, DeadlineUnreachable | RequestTimeout):
+        details["late_stage"] = "queue"
     assert (error["type"], error["details"]) == (kind, details)
     assert "secret" not in error["message"]
     assert ("retry-after" in reply.headers) is (status in (529, 503))
