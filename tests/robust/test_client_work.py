@@ -625,10 +625,11 @@ class Canary:
                         self.errors.append(line.decode())
 
 
-# It gives memory back sooner than usual, since each member waits for that.
+# It gives memory back sooner than usual, since each member waits for that; the second time when a busy machine too has
+# freed what the member took.
 FREES_SOON = """
 from edgeagent import freed_memory
-freed_memory.DELAY_S, freed_memory.AGAIN_S = 0.1, 0.5
+freed_memory.DELAY_S, freed_memory.AGAIN_S = 0.1, 3.0
 """
 
 
