@@ -5,6 +5,7 @@ A draft length is 0 (no drafts), a fixed length, or the server's own choice.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from edgeagent.bench.client import BenchRequest, Trace
@@ -41,6 +42,23 @@ def variance(values):
 """
 
 
+# A small model repeats these without an error, and random words with many.
+_SENTENCES = (
+    "The library opens at nine in the morning and closes at six in the evening.",
+    "Please leave your coat and your umbrella at the entrance.",
+    "The train to the coast leaves from the second platform every hour.",
+    "My grandmother planted the apple tree in front of the house.",
+    "The children played in the garden until it was dark.",
+    "Fresh bread is sold in the small shop behind the church.",
+    "In winter the lake is frozen, and people walk across it.",
+    "The old bridge was built more than two hundred years ago.",
+    "She writes a letter to her brother at the end of every month.",
+    "The museum has a large collection of paintings and drawings.",
+    "Water the plants twice a week, and more often in the summer.",
+    "The meeting was moved to Thursday because the room was not free.",
+)
+
+
 def _chat(prompts: Prompts, name: str) -> str:
     return f"{prompts.text(name, 4)}: explain step by step how a letter travels from one country to another."
 
@@ -51,7 +69,9 @@ def _edit(prompts: Prompts, name: str) -> str:
 
 
 def _copy(prompts: Prompts, name: str) -> str:
-    return f"Repeat this text word for word:\n\n{prompts.text(name, _TEXT_TOKENS)}"
+    first = prompts.text(name, 4)
+    order = random.Random(first)
+    return f"Repeat this text word for word:\n\n{' '.join(order.sample(_SENTENCES, 8))}"
 
 
 def _code(prompts: Prompts, name: str) -> str:
