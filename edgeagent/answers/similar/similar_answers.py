@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgeagent import metrics
-from edgeagent.answers.answer import ID_CHARS, Answer
+from edgeagent.answers.answer import ID_CHARS, Answer, answer_of
 from edgeagent.answers.key import FORM, Question
 from edgeagent.answers.lookup import Found
 from edgeagent.answers.rules import KIOSK
@@ -57,10 +57,8 @@ from edgeagent.types import (
     ModelStatus,
     RouteMode,
     Step,
-    TextDelta,
     TextPrompt,
     Tier,
-    ToolCallStarted,
     replace,
 )
 
@@ -189,7 +187,8 @@ class SimilarAnswers:
         self._show()
         del self._pending[question.request.id]  # no answer of the model follows
         if self._random.random() < asked.lookup.check_probability:
-            self._later(self._checks, lambda: self._check(question, asked, found.answer))
+            generation = self._generation
+            self._later(self._checks, lambda: self._check(question, asked, found.answer, generation))
         return True
 
     def learn(self, question: Question, key: bytes | None, answer: Answer) -> None:
@@ -289,33 +288,35 @@ class SimilarAnswers:
         request_id = question.request.id
         try:
             asked = await looking
-            if asked is None or answer.has_calls or answer.end.reason is not FinishReason.STOP:
+            if asked is None or not _is_comparable(answer):
                 return
             lookup = asked.lookup
-            is_right = None if lookup is None else await self._is_right(asked, lookup, question, answer.text)
+            is_right = None if lookup is None else await self._is_right(asked, lookup, question, answer)
             if generation != self._generation:
                 return
             if lookup is not None and is_right is not None:
                 self._note(Compared(*lookup.near, is_right))
-            if request_id in self._to_add:
+            if answer.end.reason is FinishReason.STOP and request_id in self._to_add:
                 self._note(Added(self._to_add[request_id], asked.place, asked.text, as_bytes(asked.vector)))
         finally:
             self._to_add.pop(request_id, None)
 
-    async def _is_right(self, asked: _Asked, lookup: Lookup, question: Question, answer: str) -> bool | None:
+    async def _is_right(self, asked: _Asked, lookup: Lookup, question: Question, own: Answer) -> bool | None:
         """Whether the answer to the nearest question would have been right, by the model's own; None if unknown."""
         kept = await self._kept(lookup.near.key, is_use=False)
-        return None if kept is None else await self._is_same(question, asked.text, kept.text, answer)
+        return None if kept is None else await self._is_same(question, asked.text, kept, own)
 
-    async def _check(self, question: Question, asked: _Asked, given: Answer) -> None:
-        """Have the model answer a question that was answered from similarity, and compare."""
-        generation, lookup = self._generation, asked.lookup
+    async def _check(self, question: Question, asked: _Asked, given: Answer, generation: int) -> None:
+        """Have the model answer a question that was answered from similarity, and compare.
+
+        `generation`: of when it was answered.
+        """
+        lookup = asked.lookup
         assert lookup is not None
-        steps = await self._run(_own(question.request))
-        answer = _text_of(steps or ())
-        if answer is None:
+        own = answer_of(question, await self._run(_own(question.request)) or (), time.time())
+        if own is None or not _is_comparable(own):
             return
-        is_right = await self._is_same(question, asked.text, given.text, answer)
+        is_right = await self._is_same(question, asked.text, given, own)
         if is_right is None or generation != self._generation:
             return
         metrics.answer_cache_total.labels("checked" if is_right else "wrong").inc()
@@ -323,12 +324,14 @@ class SimilarAnswers:
             self.memory.found_wrong()
         self._note(Compared(*lookup.near, is_right, lookup.check_probability))
 
-    async def _is_same(self, question: Question, text: str, first: str, second: str) -> bool | None:
-        if is_same_text(first, second):
+    async def _is_same(self, question: Question, text: str, kept: Answer, own: Answer) -> bool | None:
+        if kept.end.reason is not own.end.reason:  # one was cut
+            return False
+        if is_same_text(kept.text, own.text):
             return True
         if self._options.judge == "text":
             return False
-        return await is_same_by_model(self._run, _own(question.request), text, (first, second))
+        return await is_same_by_model(self._run, _own(question.request), text, (kept.text, own.text))
 
     async def _run(self, request: GenerateRequest) -> list[Step] | None:
         """Ask the model, and return the steps of its answer; None if it failed."""
@@ -506,12 +509,6 @@ def _own(request: GenerateRequest) -> GenerateRequest:
     )
 
 
-def _text_of(steps: Collection[Step]) -> str | None:
-    """Return the text of an answer that ended by itself; None of any other."""
-    deltas = [delta for step in steps for delta in step.deltas]
-    end = deltas[-1] if deltas else None
-    if getattr(end, "reason", None) is not FinishReason.STOP or any(
-        isinstance(each, ToolCallStarted) for each in deltas
-    ):
-        return None
-    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+def _is_comparable(answer: Answer) -> bool:
+    """Whether it counts. One that was cut does: if it did not, whether a check counts would depend on its outcome."""
+    return not answer.has_calls and answer.end.reason in {FinishReason.STOP, FinishReason.LENGTH}

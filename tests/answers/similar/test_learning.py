@@ -22,6 +22,7 @@ from edgeagent.types import (
     ChatPrompt,
     Embed,
     Embedding,
+    FinishReason,
     GenerateRequest,
     Message,
     ModelStatus,
@@ -45,6 +46,7 @@ class OneVector(ModelBackend):
 
     is_slow = False
     says = "Downstairs."
+    ends = FinishReason.STOP
 
     def __init__(self, path: Path) -> None:
         self.embedded = Gate()
@@ -53,7 +55,7 @@ class OneVector(ModelBackend):
 
     def _answer(self, request: GenerateRequest) -> Iterable[Act]:
         self.embedded = Gate()
-        return Started(3, 0), self.embedded, TextDelta(self.says), finished()
+        return Started(3, 0), self.embedded, TextDelta(self.says), finished(self.ends)
 
     async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
         """Return one vector for all texts."""
@@ -75,9 +77,9 @@ class Always(Random):
         return 0.0
 
 
-async def ask(answers: Answers, text: str, policy: AnswerPolicy) -> str:
+async def ask(answers: Answers, text: str, policy: AnswerPolicy, max_tokens: int | None = None) -> str:
     """Ask, and return the kind of the kept answer; "" if the model answered."""
-    request = asking(text)
+    request = asking(text, max_tokens=max_tokens)
     prompt, cache = ChatPrompt((Message("user", text),)), replace(request.cache, answers=policy)
     ending = Ending()
     await answers.generate(replace(request, prompt=prompt, cache=cache), ending)
@@ -300,6 +302,61 @@ async def test_a_check_counts_though_its_answer_is_forgotten_meanwhile(
         await similar.settled()
         status = similar.status()
         assert (status["num_questions"], status["num_checked"], status["num_found_wrong"]) == (0, 1, 1)
+
+
+async def test_a_check_that_waits_while_all_is_forgotten_does_not_count(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is measured afresh says nothing of answers that were given before."""
+    monkeypatch.setattr(similar_answers, "_LOOK_S", 0.0)
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
+        answers.similar = similar
+        await similar.start()
+        for text in ("Where are the toilets?", "Hello, where are the toilets?"):
+            assert await ask(answers, text, AnswerPolicy.USE) == ""
+            await similar.settled()
+        backend.num_others, backend.is_slow = 1, True
+        for hello in ("Hi", "Hello there"):  # one check has begun, and one waits for it
+            assert await ask(answers, f"{hello}, where are the toilets?", AnswerPolicy.USE) == "similar"
+        similar.forget(None)
+        num_asked = len(backend.requests)
+        backend.num_others = 0
+        for num_checks in (1, 2):
+            await until(lambda wanted=num_asked + num_checks: len(backend.requests) == wanted)
+            backend.embedded.opened.set()
+        await similar.settled()
+        assert similar.status()["num_checked"] == 0
+
+
+async def test_an_answer_of_its_own_that_is_cut_differs_from_a_whole_one(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it did not count, the share of wrong answers among those that count would be too small."""
+    monkeypatch.setattr(similar_answers, "_LOOK_S", 0.0)
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
+        answers.similar = similar
+        await similar.start()
+        for text in ("Where are the toilets?", "Hello, where are the toilets?"):
+            assert await ask(answers, text, AnswerPolicy.USE, max_tokens=2) == ""
+            await similar.settled()
+        backend.is_slow, backend.ends = True, FinishReason.LENGTH
+        num_asked = len(backend.requests)
+        assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE, max_tokens=2) == "similar"
+        await until(lambda: any(each.is_ahead for each in backend.requests[num_asked:]))
+        backend.embedded.opened.set()
+        await similar.settled()
+        status = similar.status()
+        assert (status["num_checked"], status["num_found_wrong"], status["num_compared"]) == (1, 1, 2)
+        backend.is_slow, num_kept = False, status["num_questions"]
+        assert await ask(answers, "Hello there, where are the toilets?", AnswerPolicy.USE, max_tokens=2) == ""
+        await similar.settled()
+        status = similar.status()
+        assert (status["num_compared"], status["num_questions"]) == (3, num_kept), "it is compared, and not kept"
+        assert sum(each.num_wrong for each in similar.memory.boundaries.values()) == 2
 
 
 async def test_metrics_tell_the_errors_and_what_was_refused(model_file: Path) -> None:
