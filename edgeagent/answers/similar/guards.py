@@ -42,10 +42,19 @@ _NUMBER = re.compile(r"(?:(?<!\w)-)?\d+(?:[.,:/-]\d+)*")
 _QUOTED = re.compile(r"[\"“”„«»‹›‘`]([^\"“”„«»‹›‘’`]{1,200})[\"“”«»‹›’`]|(?<!\w)'([^']{1,200})'(?!\w)")
 _CHARACTER = re.compile(r"[\u3400-\u9fff\uf900-\ufaff\u30a0-\u30ff]|ない|なく|なかった|ません|なし")
 _CODE = re.compile(r"\S*(?:[a-z]\d|\d[a-z]|[@#\\_{}<>=$€£%+*&|]|\w\.\w|://)\S*", re.IGNORECASE)
-# Gate B. The letters that are left out are words in some language. One beside a hyphen or an apostrophe is part of one.
-_LETTER = re.compile(r"(?<![\w'-])[b-df-hjl-npqrtx](?![\w'-])", re.IGNORECASE)
-# "May I" is no month.
-_MAY = re.compile(r"(?i:\b(?:in|until|till|since|by|of|mid|early|late) may\b)|(?<=[a-z] )May\b")
+# Gate B. One beside a hyphen or an apostrophe is part of a word.
+_LETTER = re.compile(r"(?<![\w'-])[a-z](?![\w'-])", re.IGNORECASE)
+# Here a letter is none of the words of one letter: gate a, salle C. "Row" and "block" are verbs too: block a card.
+_NAMED_LETTER = re.compile(
+    r"(?:\b(?i:gate|hall|room|platform|terminal|vitamin[ae]?|hepatitis) (?i:[a-hj-z])|[^\W\d_A-Z] [A-HJ-Z])(?![\w'-])"
+)
+# A dash before a number, if no number or word is before it; "au moins 5" is "at least 5".
+_SIGN = re.compile(r"(?<!\w)(?:[\u2010\u2013]|(?<!al |lo |au )(?:minus|moins|menos|meno) )(?=\d)", re.IGNORECASE)
+# "May I" is no month, nor is "how late may I".
+_MAY = re.compile(
+    r"(?i:\b(?:in|until|till|since|by|of|mid) may\b|\b(?:early|late) may\b(?! (?:i|we|you|one|a|the)\b))"
+    r"|(?<=[a-z] )May\b"
+)
 _SENTENCE_ENDS = ".!?:;\n"
 _MAX_RATIO = 3.0
 _MIN_FRAME = 2  # words, with the one that differs
@@ -72,7 +81,8 @@ class _Text:
     """What the rules compare of one text."""
 
     def __init__(self, text: str) -> None:
-        self.text = unicodedata.normalize("NFKC", text).replace("’", "'").replace("\N{MINUS SIGN}", "-")
+        plain = unicodedata.normalize("NFKC", text).replace("’", "'").replace("\N{MINUS SIGN}", "-")
+        self.text = _SIGN.sub("-", plain)
         self._found = [(match.group(), match.start()) for match in _WORD.finditer(self.text)]
         self.words = [word.lower() for word, _ in self._found]
         counts = {name: sum(word in known.fillers for word in self.words) for name, known in LANGUAGES.items()}
@@ -99,6 +109,7 @@ class _Text:
         self.quotes = {(match.group(1) or match.group(2)).strip().lower() for match in _QUOTED.finditer(self.text)}
         self.characters = [each for each in _CHARACTER.findall(self.text) if each not in PARTICLES]
         letters = {match.group().lower() for match in _LETTER.finditer(self.text)} - known.fillers
+        letters.update(found[-1].lower() for found in _NAMED_LETTER.findall(self.text))
         self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)} | letters
 
     def _behind(self, known: Language) -> dict[str, set[str]]:

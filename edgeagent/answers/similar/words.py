@@ -97,7 +97,7 @@ ENGLISH = Language(
         "am have has had having can could may might must shall should will would what what's which who who's whom "
         "whose when where where's why how at in on of to for by with from about as and or but if so there please "
         "hello hi hey excuse sorry thanks thank tell know like want need question one bother anyone anything get "
-        "much many any some kindly let wanted just ask"
+        "much many any some kindly let wanted just ask u"
     ),
     # With the contractions as they are often typed, without an apostrophe.
     negations=_words(
@@ -425,7 +425,7 @@ SPANISH = Language(
     fillers=_words(
         "el la los las un una unos unas de del al a yo me mi mis nos nuestro usted ustedes su sus se es son era está "
         "están estoy hay ha he tiene tienen tengo puede puedo pueden debo debe quiero quisiera qué que cuál cuáles "
-        "quién cuándo cuando dónde donde cómo como cuánto cuánta cuántos por para con en y o pero si hola "
+        "quién cuándo cuando dónde donde cómo como cuánto cuánta cuántos por para con en y e o u pero si hola "
         "gracias favor "
         "quería saber"
     ),
@@ -590,12 +590,21 @@ CONTEXT = _words(
 KOREAN_NEGATION = re.compile(r"없|않|못|불가|금지|(?<!\w)안(?!\w)")
 CLOCK = re.compile(
     r"[今昨]|明[天日]|现在|現在|目前|오늘|지금|내일|어제|현재"
-    r"|\bat (?:present|the moment)\b|\bhow (?:long|many (?:minutes|hours|days)) (?:until|till|before)\b"
-    r"|\b(?:what(?:'s| is)|tell me) the (?:time|date)(?! (?:of|for|when|to)\b)"
-    r"|\bwhen .{0,60}\bnext\b(?! to\b)|\bnext (?:train|bus|tram|ferry|flight|tour|show|event|departure)\b"
+    r"|\bat (?:present|the moment)\b"
+    # "How long before you close", but not "how long before the show do the doors open".
+    r"|\bhow (?:long|many (?:minutes|hours|days)) "
+    r"(?:until|till|before(?! .{0,60}\b(?:do|does|can|may|must) (?:i|we|you|the)\b))\b"
+    # The time itself, but not a time limit.
+    r"|\b(?:what(?:'s| is)|tell me) the (?:time|date)(?: and (?:time|date))?"
+    r"(?: (?:now|please|there|in [\w ]+))?\s*(?:[?.!,;]|$)"
+    # Not the shop next door, nor the button "Next".
+    r"|\bwhen(?:'s)? .{0,60}(?<!press )(?<!click )(?<!tap )\bnext\b(?! (?:to|door|button)\b)"
+    r"|\bnext (?:train|bus|tram|ferry|flight|tour|show|event|departure)\b(?! stops?\b)"
     r"|\bnächste[nrs]? (?:zug|bus|bahn|führung|vorstellung)\b|\bwie spät ist\b"
-    r"|(?<!à )\bquelle heure est\b|(?<!a )\bqué hora es\b|(?<!a )\bche or[ae] (?:è|sono)\b"
-    r"|\bprochaine?s?\b|\bpróxim[oa]s?\b|\bprossim[oaie]\b"
+    r"|(?<![àa] )\bquelle heure est\b|(?<!a )\bqué hora es\b|(?<!a )\bche or[ae] (?:è|sono)\b"
+    r"|\bprochaine?s?\b|\bprossim[oaie]\b"
+    # "El próximo a Madrid", but not "un hotel próximo al museo", one that is near.
+    r"|\bpróxim[oa]s?\b(?! (?:a|al|ao|à|aos|às|de|da|do)\b)|\b(?:el|la|los|las|o|a|os|as) próxim[oa]s?\b"
 )
 """What means something only at a time, in lower case: today, now, the next train, the present time."""
 
