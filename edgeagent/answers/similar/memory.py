@@ -21,6 +21,13 @@ from edgeagent.answers.similar.place import GROUP_BYTES
 MAX_QUESTIONS = 100_000
 MAX_BOUNDARIES = 8
 """How many groups (see `place_of`) are known by what they taught. Each takes 23 KB."""
+_MAX_WORTH = 100
+"""A group is worth its comparisons, at most 100, plus the worth of the group that was dropped before it learned last.
+
+The one that is worth least is dropped. A group whose answers are given learns only from checks, which are few, and
+eight others that learned once each would drop it if the last that learned were kept. Without the limit, groups of
+earlier system prompts would be kept, and two that come by turns would drop each other for as long.
+"""
 _MAX_TIMES = 2.0
 """The largest expected error of one answer, as a multiple of `max_error`, if earlier answers left enough of the bound.
 
@@ -70,6 +77,8 @@ class Memory:
         self.test = ErrorTest(max_error)
         self._index = Index()
         self._known: dict[bytes, Known] = {}
+        self._worths: dict[bytes, int] = {}
+        self._floor = 0  # the worth of the group that was dropped last
         # What the given answers have left of the bound: by what was expected of them, and by what checks found.
         self._saved = self._proved = 0.0
         self._num_given = 0
@@ -142,12 +151,14 @@ class Memory:
         boundary.observe(compared.key, compared.similarity, is_right=is_right)
         group = known.place[:GROUP_BYTES]
         self.boundaries.pop(group, None)
-        self.boundaries[group] = boundary
-        if len(self.boundaries) > MAX_BOUNDARIES:
-            del self.boundaries[next(iter(self.boundaries))]
+        if len(self.boundaries) == MAX_BOUNDARIES:
+            dropped = min(self.boundaries, key=self._worths.__getitem__)  # of equal ones, the first
+            self._floor = self._worths.pop(dropped)
+            del self.boundaries[dropped]
+        self._put(group, boundary)
 
     def boundary(self, place: bytes) -> Boundary:
-        """Return what was learned of the group of a place; nothing yet if it is not among the last that learned."""
+        """Return what was learned of the group of a place; nothing yet if it is none of those that are kept."""
         return self.boundaries.get(place[:GROUP_BYTES]) or Boundary()
 
     def restore(
@@ -158,7 +169,7 @@ class Memory:
             keys = [key for key, known in self._known.items() if known.place[:GROUP_BYTES] == group]
             boundary = Boundary()
             if boundary.restore(state, {key: observed.get(key, ()) for key in keys}):
-                self.boundaries[group] = boundary
+                self._put(group, boundary)
 
     def turn_off(self) -> None:
         """Give no more answers, since a test on another machine says that the error is above the bound."""
@@ -169,6 +180,7 @@ class Memory:
         if keys is None:
             self._index, self._known = Index(), {}
             self.boundaries, self.test = {}, ErrorTest(self.max_error)
+            self._worths, self._floor = {}, 0
             self._saved = self._proved = self._expected_wrong = 0.0
             self._num_given = 0
             return
@@ -205,6 +217,10 @@ class Memory:
             "num_compared": sum(each.num_observed for each in self.boundaries.values()),
             "refused": dict(self.refused),
         }
+
+    def _put(self, group: bytes, boundary: Boundary) -> None:
+        self.boundaries[group] = boundary
+        self._worths[group] = self._floor + min(boundary.num_observed, _MAX_WORTH)
 
     def _may_give(self, error: float) -> bool:
         left = max(0.0, min(self._saved, self._proved))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edgeagent.answers.key import KEY_BYTES
+from edgeagent.answers.similar import memory as memory_module
 from edgeagent.answers.similar.events import Compared
 from edgeagent.answers.similar.index import Near, Vector
 from edgeagent.answers.similar.memory import MAX_BOUNDARIES, Lookup, Memory
@@ -96,6 +97,44 @@ def test_what_one_model_taught_says_nothing_of_another_and_few_are_known() -> No
     memory.add(group.ljust(KEY_BYTES, b"x"), b"other", text, vector)
     lookup = memory.look_up(group.ljust(KEY_BYTES, b"x"), f"Hello, {text}", vector)
     assert lookup is not None and lookup.is_sure
+
+
+def learn_in(memory: Memory, group: int, num: int) -> None:
+    place = bytes([group]) * KEY_BYTES
+    if memory.known(place) is None:
+        memory.add(place, place, "Where are the toilets?", np.eye(1, 4, dtype=np.float32)[0])
+    for _ in range(num):
+        memory.learn(Compared(place, 0.98, True))
+
+
+def num_learned(memory: Memory, group: int) -> int:
+    return memory.boundary(bytes([group]) * KEY_BYTES).num_observed
+
+
+def test_a_group_that_learned_much_is_not_dropped_for_a_question_each_of_many_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group whose answers are given learns from the few that are checked. A new one learns from each question."""
+    monkeypatch.setattr(memory_module, "_MAX_WORTH", 10)
+    memory = Memory(0.01)
+    learn_in(memory, 0, 12)
+    for other in range(1, 40):
+        learn_in(memory, other, 1)
+    assert num_learned(memory, 0) == 12 and len(memory.boundaries) == MAX_BOUNDARIES
+    for other in range(1, 40):
+        learn_in(memory, other, 3)
+    assert num_learned(memory, 0) == 0, "it is not kept forever"
+
+
+def test_groups_of_the_past_do_not_keep_others_from_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "_MAX_WORTH", 10)
+    memory = Memory(0.01)
+    for past in range(MAX_BOUNDARIES - 1):
+        learn_in(memory, past, 12)
+    for _ in range(25):
+        learn_in(memory, 100, 1)
+        learn_in(memory, 101, 1)
+    assert min(num_learned(memory, 100), num_learned(memory, 101)) > 10
 
 
 def test_it_turns_itself_off_and_says_so_until_all_is_forgotten() -> None:
