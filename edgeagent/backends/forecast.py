@@ -116,7 +116,7 @@ class _Measured:
     """A prompt, and what `_beginnings` yields for it."""
 
     prompt: Prompt
-    partition: str
+    whose: tuple[str, str]  # the partition of the cache, and the adapter
     num_bytes: int
     beginnings: list[tuple[bytes, int]]
 
@@ -204,11 +204,11 @@ class Forecast:
         return self._measure(request).num_bytes
 
     def _measure(self, request: GenerateRequest) -> _Measured:
-        measured, partition = self._measured, request.cache.partition
-        if measured is None or measured.prompt is not request.prompt or measured.partition != partition:
+        measured, whose = self._measured, (request.cache.partition, _adapter(request))
+        if measured is None or measured.prompt is not request.prompt or measured.whose != whose:
             beginnings = list(self._beginnings(request))
             num_bytes = beginnings[-1][1] if beginnings else prompt_bytes(request)
-            measured = self._measured = _Measured(request.prompt, partition, num_bytes, beginnings)
+            measured = self._measured = _Measured(request.prompt, whose, num_bytes, beginnings)
         return measured
 
     def note_worker(self, pid: int | None) -> None:
@@ -471,16 +471,21 @@ class Forecast:
 
         If the prompt is no conversation, yield only those of the whole prompt.
         """
-        prompt, client = request.prompt, request.cache.partition
+        prompt, client, adapter = request.prompt, request.cache.partition, _adapter(request)
         if not isinstance(prompt, ChatPrompt):
-            yield self._prefixes.digest(client, prompt), prompt_bytes(request)
+            yield self._prefixes.digest(client, adapter, prompt), prompt_bytes(request)
             return
-        digest, num_bytes = self._prefixes.digest(client, prompt.tools), tools_bytes(prompt)
+        digest, num_bytes = self._prefixes.digest(client, adapter, prompt.tools), tools_bytes(prompt)
         for message in prompt.messages:
             said = message.role, message.content, message.reasoning, digests(prompt, message)
             digest = self._prefixes.longer(digest, *said)
             num_bytes += message_bytes(message)
             yield digest, num_bytes
+
+
+def _adapter(request: GenerateRequest) -> str:
+    """Return the adapter of MODEL+ADAPTER; "" if none. What is cached with it is not found without it."""
+    return request.model.partition("+")[2]
 
 
 def _are_answers(request: GenerateRequest) -> list[bool]:

@@ -77,6 +77,7 @@ class _Answer:
         request: GenerateRequest,
         sink: Sink,
         forecast: Forecast,
+        model: PoolModel,
         placement: Placement,
         clock: Callable[[], float],
         warning: str,
@@ -88,6 +89,7 @@ class _Answer:
         self._request = request
         self._sink = sink
         self._forecast = forecast
+        self._model = model
         self._placement = placement
         self._clock = clock
         self._warnings = (warning,) if warning else ()
@@ -95,6 +97,8 @@ class _Answer:
     def put(self, step: Step) -> None:
         if self.ended.done():
             return  # its time is over, or its client has left
+        if not self._has_tokens:  # the worker before this one may have died since the latest prediction
+            self._forecast.note_worker(self._model.supervisor.status().pid)
         if step.tokens:
             self._has_tokens = True
             self._forecast.add_tokens(self._request.id, len(step.tokens), step.at_s)
@@ -134,7 +138,7 @@ class LocalBackend:
     def __init__(self, pool: Pool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.models = pool
         self._clock = clock
-        self._traffic: dict[str, _Traffic] = {}
+        self._traffic: dict[KnownPrefixes, _Traffic] = {}  # each file has its own; a name may get another file
 
     async def start(self) -> None:
         await self.models.start()
@@ -195,7 +199,7 @@ class LocalBackend:
         return self.models.pressure
 
     def _traffic_of(self, model: PoolModel) -> _Traffic:
-        return self._traffic.setdefault(model.name, _Traffic(self._clock(), model.prefixes))
+        return self._traffic.setdefault(model.prefixes, _Traffic(self._clock(), model.prefixes))
 
     def cancel(self, request_id: str) -> None:
         self.models.cancel(request_id)
@@ -222,7 +226,7 @@ class LocalBackend:
         placement = Placement(self.name, request.model, "", sha256=model.preparation.sha256)
         if so_far is not None and so_far.tokens and so_far.sha256 != placement.sha256:
             so_far = replace(so_far, tokens=(), step_lengths=())  # another model made them: continue from the text
-        answer = _Answer(request, sink, traffic.forecast, placement, self._clock, warning)
+        answer = _Answer(request, sink, traffic.forecast, model, placement, self._clock, warning)
         began_s = self._clock()
         traffic.forecast.accept(request, began_s, prediction)
         try:

@@ -170,14 +170,24 @@ def test_what_was_cancelled_before_its_first_token_is_not_taken_for_cached() -> 
     assert first_token_s(forecast, chat("b", "x" * 400)) < 0.05 + FIXED_S
 
 
+@pytest.mark.parametrize("is_restarted", [True, False])
 @pytest.mark.parametrize("num_cached", [20, 1990])
-async def test_what_the_disk_has_lost_is_not_expected_of_it_again(tmp_path: Path, num_cached: int) -> None:
-    """The oldest is evicted first. After an update, or with other settings, nothing that is on disk fits."""
-    prefixes = KnownPrefixes(b"s", tmp_path)
+async def test_what_the_disk_has_lost_is_not_expected_of_it_again(
+    tmp_path: Path, num_cached: int, *, is_restarted: bool
+) -> None:
+    """The oldest is evicted first. After an update, or with other settings, nothing that is on disk fits.
+
+    That is seen after a restart of the daemon, and after a model was unloaded.
+    """
+    forecast = forecast_at(prefixes=(prefixes := KnownPrefixes(b"s", tmp_path)))
+    forecast.note_worker(1)
     for topic in "xyz":
-        compute(forecast_at(prefixes=prefixes), chat(topic, topic * 8000))
+        compute(forecast, chat(topic, topic * 8000))
     await prefixes.save()
-    forecast = forecast_at(prefixes=KnownPrefixes(b"s", tmp_path))
+    if is_restarted:
+        forecast = forecast_at(prefixes=KnownPrefixes(b"s", tmp_path))
+    for pid in (None, 2):
+        forecast.note_worker(pid)
     old, asked, new = (chat(topic, topic * 8000, "A", "more") for topic in "xyz")
     assert first_token_s(forecast, asked) < 0.2
     forecast.accept(asked, 0.0)
@@ -202,6 +212,15 @@ def test_what_only_an_ended_worker_had_is_not_taken_for_cached(pids: tuple[int |
     forecast.end("c", 0.0)
     assert first_token_s(forecast, chat("b", "x" * 400)) == about(0.1 + FIXED_S)
     assert first_token_s(forecast, chat("b", "y" * 400)) < 0.05 + FIXED_S, "the next worker has computed it"
+
+
+def test_what_an_adapter_computed_is_not_cached_for_the_model_or_another_one() -> None:
+    forecast = forecast_at()
+    own, model, other = (replace(chat("a", "x" * 400), model=name) for name in ("m+one", "m", "m+two"))
+    compute(forecast, own)
+    assert first_token_s(forecast, own) < 0.05 + FIXED_S
+    for without in (model, other):
+        assert first_token_s(forecast, without) == about(0.1 + FIXED_S)
 
 
 def test_the_tokens_of_a_text_and_of_the_template_are_learned() -> None:

@@ -202,7 +202,7 @@ async def test_a_deadline_ends_the_request_running_or_waiting(make: Make, start:
     await backend.start()
     with pytest.raises(RequestTimeout, match="deadline_ms, 50;") as late:
         await collect(backend, request("wait 1", timeout_s=0.05))
-    assert start == "ok" or late.value.late_stage == "load"
+    assert late.value.late_stage in {"ok": ("load", "queue", "prefill"), "stall": ("load",)}[start]
     await eventually(lambda: backend.estimate(request("")).num_live == 0)
 
 
@@ -317,6 +317,17 @@ async def test_a_burst_of_kills_loses_no_waiting_request(make: Make) -> None:
     waits = [asyncio.create_task(collect(backend, request("begin | answer 2", f"r{index}"))) for index in range(20)]
     for answer in await asyncio.gather(*waits, *kills):
         assert reason(answer) is FinishReason.STOP
+
+
+async def test_what_the_next_worker_computes_of_a_dead_one_s_requests_is_known_to_be_cached(make: Make) -> None:
+    backend, dying = make(), request("die SIGKILL | answer 1")
+    await backend.start()
+    await collect(backend, request("answer 1"))
+    await collect(backend, dying)
+    backend.estimate(request(""))
+    forecast = backend._traffic_of(backend.models.model("")).forecast
+    assert forecast._num_known_bytes(dying)
+    assert not forecast._num_known_bytes(request("answer 1"))
 
 
 async def test_stop_ends_every_generator(make: Make) -> None:

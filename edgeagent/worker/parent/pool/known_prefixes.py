@@ -34,8 +34,8 @@ class _Prefix:
     """A prefix in the cache, or in the prompt of a live request.
 
     `computed_by`: the id of the request that is to compute it; "" once one has. `is_end`: a prompt ended there.
-    `persists`: the cache may write it to disk. `place`: its place in the file, by its last use, if it comes from there
-    and no request had it since; else 0.
+    `persists`: the cache may write it to disk. `place`: its place by its last use, if only the disk may have it: no
+    request had it from the present worker; else 0.
     """
 
     computed_by: str
@@ -106,11 +106,14 @@ class KnownPrefixes:
         """Forget what only a worker that has ended had. What live requests are to compute stays."""
         is_on_disk = self._path is not None
         self._keep(lambda _, prefix: bool(prefix.computed_by) or (prefix.persists and is_on_disk))
+        for place, prefix in enumerate(self._known.values(), 1):
+            if not prefix.computed_by:
+                prefix.place = place
 
     def note_lost(self, digests: Sequence[bytes]) -> None:
         """Record that a prompt with these prefixes, the shortest first, was not cached, and is computed again.
 
-        What was used before the longest of them and is known from the file only is forgotten: it was evicted sooner, or
+        What was used before the longest of them and only the disk may have is forgotten: it was evicted sooner, or
         nothing on disk fits the model's present settings.
         """
         last = 0
@@ -137,12 +140,19 @@ class KnownPrefixes:
             await self.save()
 
     async def save(self) -> None:
-        """Write the file, if anything has changed. If that fails, the worker reports what is wrong with the disk."""
-        if self._path is not None and not self._is_saved:
-            self._is_saved, self._saved_s = True, time.monotonic()
-            kept = ((digest, prefix) for digest, prefix in self._known.items() if not prefix.computed_by)
-            content = msgspec.msgpack.encode({digest: prefix.is_end for digest, prefix in kept if prefix.persists})
-            await asyncio.to_thread(self._write, self._path, content, self._num_purges)
+        """Write the file if anything has changed, or if the purge of a client's blocks has deleted it since.
+
+        If that fails, the worker reports what is wrong with the disk.
+        """
+        if self._path is None or (self._is_saved and not self._known):
+            return
+        self._saved_s = time.monotonic()
+        if self._is_saved and await asyncio.to_thread(self._path.exists):
+            return
+        self._is_saved = True
+        kept = ((digest, prefix) for digest, prefix in self._known.items() if not prefix.computed_by)
+        content = msgspec.msgpack.encode({digest: prefix.is_end for digest, prefix in kept if prefix.persists})
+        await asyncio.to_thread(self._write, self._path, content, self._num_purges)
 
     def _write(self, path: Path, content: bytes, num_purges: int) -> None:
         with suppress(ConfigError):

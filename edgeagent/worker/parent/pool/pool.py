@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from msgspec import structs
 
@@ -150,7 +151,7 @@ class Pool:
         self._models: dict[str, PoolModel] = {}
         self._names = KnownNames(source.names_stamp)
         self._load_times: dict[str, LoadTime] = {}
-        self._prefixes: dict[str, KnownPrefixes] = {}
+        self._prefixes: dict[Path, KnownPrefixes] = {}  # by the model's file
         self._searches: dict[str, asyncio.Task[str]] = {}
         self._num_searches = asyncio.Semaphore(_MAX_SEARCHES)
         self._eviction = Eviction(
@@ -401,7 +402,7 @@ class Pool:
         if known is None:
             load_time = self._load_times.setdefault(name, LoadTime(self._clock))
             load_time.guess_s = guessed_s(preparation.weights_bytes)
-            prefixes = self._prefixes.setdefault(name, preparation.prefixes)
+            prefixes = self._prefixes.setdefault(preparation.path, preparation.prefixes)
             known = PoolModel(preparation, self._workers, load_time, prefixes, is_pinned=is_pinned)
             self._models[name] = known
         elif is_pinned:

@@ -141,6 +141,18 @@ async def test_a_name_that_the_owner_changes_stands_for_the_other_model(pool: Po
     assert pool.find("builtin") == pool.find("default") == "mini"  # it is served until the daemon ends
 
 
+async def test_what_is_known_of_a_cache_belongs_to_the_file_and_not_to_its_name(
+    pool: Pool, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = []
+    for file in ("m1", "m1", "other"):
+        monkeypatch.setattr(shelf, "resolve", lambda name, file=file: found_at(tmp_path / f"{file}.gguf", name))
+        await answer(pool, "m1")
+        known.append(pool.model("m1").prefixes)
+        await pool.unload("m1")
+    assert known[1] is known[0] is not known[2]
+
+
 async def test_an_unknown_model_is_an_error_that_names_near_ones(pool: Pool) -> None:
     with pytest.raises(ModelNotFound, match=r"^model 'qwen' not found: this text is not found .* did you mean m1"):
         await pool.locate("qwen")
