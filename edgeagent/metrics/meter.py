@@ -220,11 +220,12 @@ class Meter(Sink):
             self._observe_first(step)
         first_s = (self.first_s or time.monotonic()) - self.began_s
         is_due = self.first_s is not None or first_s > self._target.first_token_s
+        timings, waited_ms = finished.timings, 1000.0 * self._waited_s
         if is_due and self._target != NO_TARGET:
-            timings, waited_ms = finished.timings, 1000.0 * self._waited_s
             stage = late_stage(timings, self._target, first_s, self._delivery_s, self._excess_s, self._waited_s)
             self.verdict = Verdict(self._tier, self._target, stage)
-            first_ms = timings.first_token_ms and timings.first_token_ms + waited_ms
+        if self.verdict is not None or waited_ms:
+            first_ms = timings.first_token_ms + (waited_ms if self.first_s is not None else 0.0)
             timings = replace(
                 timings, queue_ms=timings.queue_ms + waited_ms, first_token_ms=first_ms, verdict=self.verdict
             )

@@ -123,8 +123,8 @@ class LiveService:
 
         `end`: its last delta. Return that with the verdict. The client waited for none of its stages.
         """
-        unwaited = dict.fromkeys(("queue_ms", "load_ms", "render_ms", "cache_ms", "prefill_ms", "first_token_ms"), 0.0)
-        end = replace(end, timings=replace(end.timings, **unwaited))
+        ahead = "queue_ms", "load_ms", "render_ms", "cache_ms", "prefill_ms", "first_token_ms", "decode_ms"
+        end = replace(end, timings=replace(end.timings, expected_ms=None, **dict.fromkeys(ahead, 0.0)))
         request, ending = self._with_caller(request), Ending()
         meter = Meter(partial(self._label, request.model), ending, request, target_of(request, self.targets))
         meter.put(Step((end,)))
@@ -152,7 +152,8 @@ class LiveService:
                 await self._service.generate(_remaining(request), meter)
         except EdgeAgentError as error:
             code = error.code
-            meter.is_refused_at_once = isinstance(error, DeadlineUnreachable) and error.expected_s is not None
+            is_predicted = isinstance(error, DeadlineUnreachable) and error.expected_s is not None
+            meter.is_refused_at_once = is_predicted and not request.waited_s
             if isinstance(error, RequestTimeout | DeadlineUnreachable) and not meter.is_refused_at_once:
                 where = "remote" if is_remote(error.served_by) else UNKNOWN if meter.has_begun else "queue"
                 error.late_stage = meter.failed_stage = error.late_stage or where

@@ -140,7 +140,7 @@ class Timings(Struct, frozen=True):
 
         Empty if they are unknown: the answer is resumed, a remote computed it, or its end came before the worker's.
         """
-        is_ended_before = self.first_token_ms > 0.0 and not self.prefill_ms
+        is_ended_before = self.first_token_ms > self.queue_ms and not self.prefill_ms
         if self.is_resumed or is_remote(self.route) or is_ended_before:
             return {}
         return {

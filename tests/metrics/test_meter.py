@@ -194,6 +194,14 @@ def test_the_wait_before_a_remote_was_asked_is_not_the_remote_s() -> None:
         assert late_stage(timings, Target(1.0, 0.2), 4.0, 0.0, 0.0, waited_s) == stage
 
 
+def test_the_wait_of_what_is_not_judged_counts_too(model: str) -> None:
+    meter = measure(model, prefill_only=True, waited_s=3.0)
+    meter.put(Step((finished(output=0),)))
+    assert meter.finished is not None and meter.verdict is None
+    timings = finished().timings
+    assert meter.finished.timings == replace(timings, queue_ms=timings.queue_ms + 3000)
+
+
 class Last(Sink):
     """Keeps the terminal delta, as a wire gets it."""
 

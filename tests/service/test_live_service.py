@@ -33,6 +33,7 @@ from edgeagent.types import (
     TextDelta,
     TextPrompt,
     Tier,
+    Timings,
     Verdict,
 )
 from tests.backends.fake import FakeBackend, Gate, failing, finished
@@ -114,20 +115,22 @@ async def test_what_is_computed_ahead_has_no_latency() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "is_late"),
+    ("error", "waited_s", "is_late"),
     [
-        (DeadlineUnreachable.predicted(2.0, 1e-9), False),
-        (DeadlineUnreachable.passed(1e-9), True),
-        (RequestTimeout.passed(1e-9), True),
+        (DeadlineUnreachable.predicted(2.0, 1e-9), 0.0, False),
+        (DeadlineUnreachable.predicted(2.0, 1e-9), 0.5, True),
+        (DeadlineUnreachable.passed(1e-9), 0.0, True),
+        (RequestTimeout.passed(1e-9), 0.0, True),
     ],
 )
-async def test_what_is_refused_at_once_is_no_late_answer(error: EdgeAgentError, is_late: bool) -> None:
-    """However long the refusal took. One that waited until its limit had passed was late."""
-    model = f"refused {type(error).__name__} {is_late}"
+async def test_what_is_refused_at_once_is_no_late_answer(error: EdgeAgentError, waited_s: float, is_late: bool) -> None:
+    """However long the refusal took. One that has waited, or until its limit had passed, was late."""
+    model, limit_s = f"refused {type(error).__name__} {waited_s} {is_late}", waited_s + 1e-9
     service = LiveService(FakeBackend(lambda _: (error,), models=(model,)), anonymous)
-    limit = {"timeout_s": 1e-9} if isinstance(error, RequestTimeout) else {"need": Need(first_token_s=1e-9)}
-    with pytest.raises(type(error)):
-        await consume(steps_of(service.generate, replace(request("a"), model=model, **limit)))
+    limit = {"timeout_s": limit_s} if isinstance(error, RequestTimeout) else {"need": Need(first_token_s=limit_s)}
+    with pytest.raises(type(error)) as caught:
+        await consume(steps_of(service.generate, replace(request("a"), model=model, waited_s=waited_s, **limit)))
+    assert caught.value is error
     labels = {"model": model, "tier": "interactive", "served_by": "local", "outcome": "queue"}
     assert bool(REGISTRY.get_sample_value("edgeagent_answers_total", labels)) is is_late
     assert error.late_stage == ("queue" if is_late else "")
@@ -170,13 +173,17 @@ async def test_an_answer_that_was_generated_ahead_is_judged_as_the_client_gets_i
     service = LiveService(FakeBackend(models=(model := "ahead",)), anonymous)
     so_far = AnswerSoFar("one two three", num_tokens=3, tokens=(1, 2, 3))
     asked = replace(request("a"), model=model, so_far=so_far)
-    verdicts = [service.give(replace(asked, waited_s=waited_s), finished()).timings.verdict for waited_s in (0.0, 9.0)]
-    target = Target(3.0, 0.2)
-    assert verdicts == [Verdict(Tier.INTERACTIVE, target), Verdict(Tier.INTERACTIVE, target, "queue")]
-    assert service.give(asked, finished()).timings.stages_before_first_token_ms["prefill"] == 0.0
+    target, unwaited = Target(3.0, 0.2), dict.fromkeys(("load", "render", "cache", "prefill"), 0.0)
+    computed = Timings(1.0, 2.0, 3.0, 4.0, 5.0, first_token_ms=15.0, decode_ms=800.0, expected_ms=123.0)
+    for waited_s, stage in ((0.0, ""), (9.0, "queue")):
+        end = service.give(replace(asked, waited_s=waited_s), replace(finished(), timings=computed))
+        assert end.timings.verdict == Verdict(Tier.INTERACTIVE, target, stage)
+        assert end.timings.stages_before_first_token_ms == {"queue": 1000 * waited_s, **unwaited}
+        assert (end.timings.first_token_ms, end.timings.decode_ms) == (1000 * waited_s, 0.0)
+        assert end.timings.expected_ms is None
     labels = {"model": model, "tier": "interactive", "served_by": "local"}
-    assert REGISTRY.get_sample_value("edgeagent_answers_total", labels | {"outcome": "met"}) == 2
-    assert REGISTRY.get_sample_value("edgeagent_first_token_seconds_count", labels) == 3
+    assert REGISTRY.get_sample_value("edgeagent_answers_total", labels | {"outcome": "met"}) == 1
+    assert REGISTRY.get_sample_value("edgeagent_first_token_seconds_count", labels) == 2
     assert REGISTRY.get_sample_value("edgeagent_decode_tokens_total", {"model": model}) is None
     assert service.live.num_running == 0
 

@@ -431,13 +431,16 @@ class Session:
     def _take_ahead(self, lane: Lane, turn: Turn) -> AheadAnswer | None:
         """Return the lane's answer ahead for a turn that begins, if it has tokens and the turn asks for it.
 
-        Another turn drops it. A revision with the same text keeps it.
+        Another turn drops it, and so does one that has waited for longer than its limits allow: it is refused. A
+        revision with the same text keeps it.
         """
         ahead = lane.ahead
         if ahead is None or (turn.request.prefill_only and ahead.answers(turn.request)):
             return None
         self._end_ahead(lane)
-        return ahead if ahead.num_tokens and ahead.answers(turn.request) else None
+        limit_s = turn.request.latest_first_token_s
+        is_late = limit_s is not None and limit_s <= turn.request.waited_s
+        return ahead if ahead.num_tokens and ahead.answers(turn.request) and not is_late else None
 
     def _end_ahead(self, lane: Lane) -> None:
         if lane.ahead is not None:

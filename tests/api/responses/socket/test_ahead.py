@@ -169,6 +169,20 @@ class TestAnswer:
         assert client.live[client.started[-1]].turn.ahead is None
         assert client.ahead == []
 
+    @pytest.mark.parametrize("reason", [None, FinishReason.STOP])
+    @pytest.mark.parametrize("limit", ["ttft_ms", "deadline_ms"])
+    def test_a_create_whose_limit_has_passed_does_not_get_it(self, limit: str, reason: FinishReason | None) -> None:
+        client = Client()
+        give(revise(client), "it", " is", reason=reason)
+        summing = {"context_management": [{"type": "compaction", "compact_threshold": 5000}]}
+        client.create(input="turn on", generate=False, **summing)  # the next create waits for it
+        client.create(input="turn on", edgeagent={limit: 1000})
+        client.now_s += 1.0
+        events = client.step(client.started[-1], Started(8, 4), finished(output=0))
+        assert (text_of(events), client.ahead) == ("", [])
+        assert client.requests[client.started[-1]].waited_s == 1.0
+        assert client.live[client.started[-1]].turn.ahead is None
+
     def test_a_superseded_or_failed_revision_has_none(self) -> None:
         client = Client()
         client.create(input="turn", **AHEAD)
