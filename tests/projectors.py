@@ -51,7 +51,15 @@ class Size:
 TINY = Size()
 
 
-def make_projector(path: Path, kind: Kind, *, width: int = WIDTH, seed: int = 0, size: Size = TINY) -> Path:
+def make_projector(
+    path: Path,
+    kind: Kind,
+    *,
+    width: int = WIDTH,
+    seed: int = 0,
+    size: Size = TINY,
+    kind_key: str = "clip.projector_type",
+) -> Path:
     """Write a projector for text models with embeddings of `width` values, and return its path."""
     writer = GGUFWriter(path, "clip")
     random = np.random.default_rng(seed)
@@ -64,7 +72,7 @@ def make_projector(path: Path, kind: Kind, *, width: int = WIDTH, seed: int = 0,
         writer.add_tensor(name, np.full(length, value, np.float32))
 
     sense = "audio" if kind == "ultravox" else "vision"
-    writer.add_string("clip.projector_type", kind)
+    writer.add_string(kind_key, kind)
     writer.add_bool(f"clip.has_{sense}_encoder", True)
     writer.add_bool("clip.use_gelu", True)
     for name, number in (

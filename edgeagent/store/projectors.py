@@ -105,7 +105,8 @@ def memory_bytes(projector: Path) -> int:
 
     patch = max(1, number("vision.patch_size"))
     largest = max(number("vision.image_size") ** 2, number("vision.image_max_pixels")) // patch**2
-    num_patches = _MOST_PATCHES.get(str(facts.get("clip.projector_type")), largest)
+    kind = facts.get("clip.projector_type") or facts.get("clip.vision.projector_type")  # of a file with both senses
+    num_patches = _MOST_PATCHES.get(str(kind), largest)
     rows = {"vision": num_patches, "audio": _MOST_FRAMES}
     return size + max(
         4 * num * (number(f"{sense}.feed_forward_length") + 4 * number(f"{sense}.embedding_length"))

@@ -70,8 +70,10 @@ def test_what_a_projector_reads(tmp_path: Path) -> None:
 )
 def test_the_memory_of_a_projector(tmp_path: Path, kind: Kind, num_rows: int) -> None:
     """Each patch of the largest image, or each frame of half a minute, takes 64 + 4 x 32 values."""
-    path = make_projector(tmp_path / "a.gguf", kind)
-    assert memory_bytes(path) == path.stat().st_size + num_rows * (64 + 4 * 32) * 4
+    sense = "audio" if kind == "ultravox" else "vision"
+    for key in (f"clip.{sense}.projector_type", "clip.projector_type"):  # the first if a file may have both senses
+        path = make_projector(tmp_path / f"{key}.gguf", kind, kind_key=key)
+        assert memory_bytes(path) == path.stat().st_size + num_rows * (64 + 4 * 32) * 4
     path.write_bytes(b"hello")
     assert memory_bytes(path) == 5 and memory_bytes(tmp_path / "gone.gguf") == 0
 

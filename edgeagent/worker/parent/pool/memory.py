@@ -12,7 +12,9 @@ import ctypes
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +70,7 @@ def read_pressure(thermal: Path = _THERMAL) -> str:
     memory = usable_memory()
     if memory.available < min(_MIN_FREE_BYTES, _MIN_FREE_SHARE * memory.total):
         return "memory"
-    if _is_hot() or any(map(_is_throttled, thermal.glob("cooling_device*"))):
+    if _is_hot() or any(map(_is_throttled, _throttles(thermal))):
         return "thermal"
     battery = _sensors("sensors_battery")
     if not battery or battery.power_plugged is not False:
@@ -76,10 +78,21 @@ def read_pressure(thermal: Path = _THERMAL) -> str:
     return "battery" if battery.percent <= _LOW_BATTERY_PERCENT else UNPLUGGED
 
 
+@cache
+def _throttles(thermal: Path) -> list[Path]:
+    """Return the cooling devices by which Linux slows a processor down."""
+    devices = []
+    for device in thermal.glob("cooling_device*"):
+        with suppress(OSError, ValueError):
+            if (device / "type").read_text().startswith(_THROTTLES):
+                devices.append(device)
+    return devices
+
+
 def _is_throttled(device: Path) -> bool:
-    """Whether Linux slows a processor down by this cooling device, because of heat."""
+    """Whether Linux slows a processor down by this device now, because of heat."""
     try:
-        return (device / "type").read_text().startswith(_THROTTLES) and int((device / "cur_state").read_text()) > 0
+        return int((device / "cur_state").read_text()) > 0
     except (OSError, ValueError):
         return False
 
