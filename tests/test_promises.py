@@ -93,7 +93,7 @@ PROMISES = [
     (INDEX, "No request leaves the machine until its owner adds a remote.", f"{ON_KIOSK}::test_nothing_leaves"),
     (
         REALTIME,
-        "nothing of the request is written to disk",
+        "no prompt or answer of it is written to disk",
         "tests/api/test_unstored.py::test_nothing_of_it_is_written_to_the_disk",
     ),
     (
@@ -289,7 +289,7 @@ PROMISES = [
     ),
     (
         REMOTE,
-        "with local_only no image is fetched and no trace sent",
+        "with local_only no image is fetched, and no trace leaves",
         "tests/daemon/test_traces.py::test_what_the_policy_keeps_here_is_not_sent",
     ),
     (

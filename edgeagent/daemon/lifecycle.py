@@ -146,7 +146,8 @@ def check_route(config: Config) -> None:
     }
     for name, named in urls.items():
         if not all(map(is_loopback, named)):
-            raise ConfigError(f"route = local_only keeps all on this machine, but {name} names another; remove one")
+            why = f"{name} names an address that is not localhost or loopback"
+            raise ConfigError(f"route = local_only keeps all on this machine, but {why}; remove one")
 
 
 def _forget_conversations(config: Config) -> None:

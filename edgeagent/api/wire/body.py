@@ -304,7 +304,7 @@ async def _fetched(fetcher: ImageFetcher, addresses: Addresses, client: str, con
         except TimeoutError:
             if sum(sizes.values()) > MAX_MEDIA_BYTES:
                 raise PayloadTooLarge(
-                    f"the images that this request has addresses of have more than {MAX_MEDIA_BYTES} bytes together; "
+                    f"the images at this request's addresses have more than {MAX_MEDIA_BYTES} bytes together; "
                     "send smaller ones, or begin another conversation"
                 ) from None
             raise Overloaded(

@@ -169,7 +169,8 @@ class EdgeagentBody(Settings):
     store: Annotated[
         bool | None,
         Field(
-            description="False: nothing of the request is written to disk, on each API. OpenAI's `store` does this too."
+            description="False: no prompt or answer of it is written to disk, on each API. OpenAI's `store` does this "
+            "too."
         ),
     ] = None
 

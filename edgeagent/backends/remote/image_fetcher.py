@@ -97,7 +97,7 @@ class ImageFetcher:
         except Failure as failure:
             why = failure.message
         except TimeoutError:
-            why = f"it took more than {TOTAL_S:g} s"
+            why = f"it took more than {TOTAL_S:g} s, with the wait for its turn"
         else:
             self._keep((client, url), data)
             return data
