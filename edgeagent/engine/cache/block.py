@@ -143,6 +143,7 @@ class TransferRate:
         self._seconds_per_byte = 0.0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
+        """Add a measurement. The latest one is a fifth of the average of the seconds per byte."""
         weight = _RATE_WEIGHT if self._seconds_per_byte else 1.0
         self._seconds_per_byte += weight * (seconds / max(1, num_bytes) - self._seconds_per_byte)
 

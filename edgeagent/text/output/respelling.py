@@ -77,6 +77,7 @@ class RespellConstraint:
         return self._inner is None or self._inner.allows(token)
 
     def mask(self, likeliest: int | None = None) -> NDArray[np.bool_] | None:
+        """Return which tokens may come next; None if all may."""
         inner = None if self._inner is None else self._inner.mask(likeliest)
         if self._place >= len(self._text):
             return inner

@@ -176,6 +176,7 @@ class Files:
         return f"{self.folder / name} is a folder, and should be a file: remove it"
 
     def free_bytes(self) -> int:
+        """Return how many bytes are free on the disk for this user."""
         return shutil.disk_usage(self.folder).free
 
 

@@ -145,6 +145,7 @@ class PoolModel:
 
     @property
     def is_forgettable(self) -> bool:
+        """Whether the pool may forget the model: it is not pinned, has no worker, and was not used for ten minutes."""
         return not self.is_pinned and self.state in (WorkerState.STOPPED, *UNUSABLE) and self.idle_s >= _FORGET_S
 
     @property

@@ -38,6 +38,7 @@ class LoadTime:
 
     @property
     def whole_s(self) -> float | None:
+        """The predicted seconds for a whole load; None if unknown."""
         return self.guess_s if self._last_s is None else self._last_s
 
     def ready_in_s(self, state: WorkerState, progress: float) -> float | None:

@@ -485,6 +485,7 @@ class Queries:
             self._settle(query, error)
 
     def fail_all(self, make_error: Callable[[], EdgeAgentError]) -> None:
+        """End every query, each with a new error."""
         for query in list(self._open.values()):
             self._settle(query, make_error())
 
