@@ -31,9 +31,12 @@ def further(guide_of: str) -> list[dict[str, str]]:
 
 
 def learn_rates(daemon: Daemon) -> None:
-    """Return once the daemon knows the worker's rates."""
-    while "expected_ms" not in say(daemon, [{"role": "user", "content": "Hello"}]).json()["edgeagent"]:
-        pass
+    """Return once the daemon knows the worker's rates: short prompts alone do not show how long a token takes."""
+    for number in range(100):
+        asked = f"Question {number}. " + "Is the light on in the kitchen? " * (10 + number % 10)
+        if "expected_ms" in say(daemon, [{"role": "user", "content": asked}]).json()["edgeagent"]:
+            return
+    raise AssertionError("no first token was predicted")
 
 
 def expected_ms(daemon: Daemon, *guides_of: str) -> list[int]:

@@ -313,7 +313,7 @@ class SimilarAnswers:
         """
         lookup = asked.lookup
         assert lookup is not None
-        own = answer_of(question, await self._run(_own(question.request)) or (), time.time())
+        own = answer_of(question, await self._run(_own(question.request)) or (), 0.0)  # it is not kept
         if own is None or not _is_comparable(own):
             return
         is_right = await self._is_same(question, asked.text, given, own)
