@@ -326,6 +326,7 @@ async def test_a_check_that_waits_while_all_is_forgotten_does_not_count(
         await until(lambda: len(backend.requests) == num_asked + 1)
         backend.embedded.opened.set()
         await until(lambda: len(backend.requests) == num_asked + 2)
+        backend.embedded.opened.set()
         await similar.settled()
         assert similar.status()["num_checked"] == 0
 
