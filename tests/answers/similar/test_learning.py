@@ -253,16 +253,22 @@ async def test_what_was_learned_is_known_after_a_restart_unless_another_judge_co
             assert (similar.memory.num_questions, similar.status()["num_compared"]) == expected
 
 
+async def taught(answers: Answers, backend: OneVector, **fields: Any) -> SimilarAnswers:
+    """Return similar answers that check each answer they give, and know one question in two wordings."""
+    similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
+    answers.similar = similar
+    await similar.start()
+    for text in ("Where are the toilets?", "Hello, where are the toilets?"):
+        assert await ask(answers, text, AnswerPolicy.USE, **fields) == ""
+        await similar.settled()
+    return similar
+
+
 async def test_answers_are_checked_when_nothing_else_runs(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similar_answers, "_LOOK_S", 0.0)
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
-        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
-        answers.similar = similar
-        await similar.start()
-        for text in ("Where are the toilets?", "Hello, where are the toilets?"):
-            assert await ask(answers, text, AnswerPolicy.USE) == ""
-            await similar.settled()
+        similar = await taught(answers, backend)
         backend.num_others, backend.is_slow = 1, True
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
         num_asked = len(backend.requests)
@@ -285,12 +291,7 @@ async def test_a_check_counts_though_its_answer_is_forgotten_meanwhile(
     backend = OneVector(model_file)
     options: dict[str, Any] = {"similar": True, "embedding_model": "fake", "max_error": 0.3, "judge": "text"}
     async with caching(backend, **options) as answers:
-        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
-        answers.similar = similar
-        await similar.start()
-        for text in ("Where are the toilets?", "Hello, where are the toilets?"):
-            assert await ask(answers, text, AnswerPolicy.USE) == ""
-            await similar.settled()
+        similar = await taught(answers, backend)
         backend.num_others, backend.is_slow, backend.says = 1, True, "Upstairs."
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
         for each in await answers.listed(None, 5):
@@ -311,12 +312,7 @@ async def test_a_check_that_waits_while_all_is_forgotten_does_not_count(
     monkeypatch.setattr(similar_answers, "_LOOK_S", 0.0)
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
-        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
-        answers.similar = similar
-        await similar.start()
-        for text in ("Where are the toilets?", "Hello, where are the toilets?"):
-            assert await ask(answers, text, AnswerPolicy.USE) == ""
-            await similar.settled()
+        similar = await taught(answers, backend)
         backend.num_others, backend.is_slow = 1, True
         for hello in ("Hi", "Hello there"):  # one check has begun, and one waits for it
             assert await ask(answers, f"{hello}, where are the toilets?", AnswerPolicy.USE) == "similar"
@@ -338,12 +334,7 @@ async def test_an_answer_of_its_own_that_is_cut_differs_from_a_whole_one(
     monkeypatch.setattr(similar_answers, "_LOOK_S", 0.0)
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
-        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote", Always())
-        answers.similar = similar
-        await similar.start()
-        for text in ("Where are the toilets?", "Hello, where are the toilets?"):
-            assert await ask(answers, text, AnswerPolicy.USE, max_tokens=2) == ""
-            await similar.settled()
+        similar = await taught(answers, backend, max_tokens=2)
         backend.is_slow, backend.ends = True, FinishReason.LENGTH
         num_asked = len(backend.requests)
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE, max_tokens=2) == "similar"

@@ -32,17 +32,10 @@ from edgeagent.types import (
 )
 from edgeagent.units import seconds_of
 from edgeagent.worker.parent.pool.cache_shares import CacheShares
+from edgeagent.worker.parent.pool.eviction import Eviction
 from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 from edgeagent.worker.parent.pool.loading import LoadPreparation, ModelSource
-from edgeagent.worker.parent.pool.memory import (
-    HOLD_S,
-    UNPLUGGED,
-    Eviction,
-    Memory,
-    power_under,
-    read_memory,
-    read_pressure,
-)
+from edgeagent.worker.parent.pool.memory import HOLD_S, UNPLUGGED, Memory, power_under, read_memory, read_pressure
 from edgeagent.worker.parent.pool.pool_model import PoolModel, Workers
 from edgeagent.worker.parent.supervision.load_time import LoadTime, guessed_s
 from edgeagent.worker.parent.supervision.model_requests import Receiver
