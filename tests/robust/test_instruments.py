@@ -19,7 +19,8 @@ from tests.robust.faults import Stream, watched_health
 from tests.robust.lag import MAX_LAG_S, assert_in_time, assert_never_late, watch
 from tests.worker.support import eventually
 
-BLOCKED_S = MAX_LAG_S + 0.15
+# On a busy machine, up to 0.15 s of such a block were counted as waiting for a processor.
+BLOCKED_S = MAX_LAG_S + 0.5
 
 
 def sleep() -> None:
