@@ -28,7 +28,7 @@ def usable_memory(root: Path = Path("/")) -> UsableMemory:
     """Return the machine's memory, or less if a control group limits it, as a container's limit does."""
     machine = psutil.virtual_memory()
     total, available = int(machine.total), int(machine.available)
-    for limit, used in _memory_limits(root):
+    for limit, used in _memory_limits(root, total):
         total, available = min(total, limit), min(available, max(0, limit - used))
     return UsableMemory(total, available)
 
@@ -60,16 +60,20 @@ def file_system(folder: Path) -> str:
     return ""
 
 
-def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield (limit, used bytes) of each control group with a limit. Cached files do not count: they can be dropped."""
+def _memory_limits(root: Path, total: int) -> Iterator[tuple[int, int]]:
+    """Yield (limit, used bytes) of each control group with a limit below `total`, the machine's memory.
+
+    Cached files do not count as used: they can be dropped.
+    """
     files = [(folder, "memory.max", "memory.current", "inactive_file") for folder in _groups_v2(root)]
     files += [
         (folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         for folder in _groups_v1(root, "memory")
     ]
     for folder, limit_name, used_name, cached_name in files:
-        limit, used = read_number(folder / limit_name), read_number(folder / used_name)
-        if limit is not None and limit > 0:
+        limit = read_number(folder / limit_name)
+        if limit is not None and 0 < limit < total:
+            used = read_number(folder / used_name)
             rows = (line.split() for line in (read_line(folder / "memory.stat") or "").splitlines())
             cached = next((int(row[1]) for row in rows if len(row) == 2 and row[0] == cached_name), 0)
             yield limit, max(0, (used or 0) - cached)

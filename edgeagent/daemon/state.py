@@ -1,8 +1,8 @@
 """The state folder: private to the user, locked by one daemon at a time. The running daemon's address is in it.
 
 The file daemon.json has the address, for this user's programs. It is written once the daemon listens, and again if it
-is removed or damaged. If it cannot be written, for example on a full disk, the daemon tries again every second. It runs
-anyway, since clients that know its address can use it.
+is removed or damaged. If it cannot be written, for example on a full disk, the daemon tries again every few seconds. It
+runs anyway, since clients that know its address can use it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Publication:
             if self.trouble is None:
                 logger.warning(
                     "%s; requests to %s are served, but the command line and other programs do not find this daemon "
-                    "until the file can be written, which is tried every second",
+                    "until the file can be written, which is tried every few seconds",
                     error.message,
                     self._runtime.url,
                 )

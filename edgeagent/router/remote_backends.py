@@ -128,8 +128,9 @@ class RemoteBackends:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_IDLE_TICK_S):  # wait_for may lose a cancel
                         await self._added.wait()
+            if self._own:
+                await asyncio.sleep(_TICK_S)
             self._added.clear()
-            await asyncio.sleep(_TICK_S)
             self.refresh()
             self._warm_if_alone()
             for backend in self._own.values():

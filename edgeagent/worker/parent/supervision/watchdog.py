@@ -36,7 +36,7 @@ class SupervisionLimits:
     crash_window_s: float = 60.0  # a worker that is ready for this long makes up for earlier crashes
     quarantine_s: float = 300.0
     load_retry_s: float = 10.0
-    look_interval_s: float = 2.0  # between checks of memory, unused models and files
+    look_interval_s: float = 5.0  # between checks of memory, unused models and files
 
     @classmethod
     def from_config(cls, engine: EngineConfig) -> SupervisionLimits:
