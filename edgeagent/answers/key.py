@@ -35,6 +35,7 @@ LEFT_OUT = {
     "max_prompt_tokens": "it is in the key, as longest_prompt",
     "target": "when it is computed, not what",
     "timeout_s": "a limit of time",
+    "is_part": "how it is measured",
     "waited_s": "when it is computed, not what",
     "prefill_only": "such a request has no answer",
     "is_ahead": "such a request is not looked up",

@@ -94,10 +94,10 @@ async def summarize(
 ) -> tuple[str, Usage]:
     """Return a model's summary of a conversation, and the token counts of the summary's generation.
 
-    `template`: the request whose id, model, tier, limits of time and cache policy are used. `instructions`: the system
-    message, or None. As long as the conversation does not fit the context, or the budget of the tier, the older half of
-    its messages is left out. Raise ContextLengthExceeded or TokenBudgetExceeded if fewer than four messages are left
-    and do not fit, SummaryCancelled if the request was cancelled, or the service's errors.
+    `template`: the request whose id, model, tier, limits of time, cache policy and `is_part` are used. `instructions`:
+    the system message, or None. As long as the conversation does not fit the context, or the budget of the tier, the
+    older half of its messages is left out. Raise ContextLengthExceeded or TokenBudgetExceeded if fewer than four
+    messages are left and do not fit, SummaryCancelled if the request was cancelled, or the service's errors.
     """
     messages, media = to_messages(instructions, items), media_of(items)
     while True:
@@ -120,6 +120,7 @@ async def _summarize(
         max_tokens=1024,
         tier=template.tier,
         # It is a part of the request that it is for, and must itself come in time.
+        is_part=template.is_part,
         timeout_s=template.timeout_s,
         waited_s=template.waited_s,
         need=Need(first_token_s=template.need.first_token_s),

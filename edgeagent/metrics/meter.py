@@ -67,6 +67,7 @@ class Meter(Sink):
         first_token_s = math.inf if request.prefill_only else target.first_token_s
         self._target = Target(first_token_s, math.inf if request.is_whole else target.token_s)
         self._token_s = self._target.token_s
+        self._is_measured = target != NO_TARGET and not request.is_part
         self.model = model = label()
         self._of_answer = (model, self._tier.value, "local")
         self._waited_s = request.waited_s
@@ -209,8 +210,8 @@ class Meter(Sink):
         self._observe(metrics.first_token_seconds, self.first_s)
 
     def _observe(self, histogram: metrics.FastHistogram, at_s: float) -> None:
-        """Observe the time since the acceptance, if the request has a target."""
-        if self._target != NO_TARGET:
+        """Observe the time since the acceptance, if the request has a target, and is no part of another one."""
+        if self._is_measured:
             histogram.labels(*self._of_answer).observe(at_s - self.began_s)
 
     def _finish(self, step: Step, finished: Finished) -> Step:
@@ -221,7 +222,7 @@ class Meter(Sink):
         first_s = (self.first_s or time.monotonic()) - self.began_s
         is_due = self.first_s is not None or first_s > self._target.first_token_s
         timings, waited_ms = finished.timings, 1000.0 * self._waited_s
-        if is_due and self._target != NO_TARGET:
+        if is_due and self._is_measured:
             stage = late_stage(timings, self._target, first_s, self._delivery_s, self._excess_s, self._waited_s)
             self.verdict = Verdict(self._tier, self._target, stage)
         if self.verdict is not None or waited_ms:
@@ -250,7 +251,7 @@ class Meter(Sink):
             return FAILED
         if (self.first_s or self.ended_s) - self.began_s > self._target.first_token_s or self._excess_s:
             return UNKNOWN if self.has_begun else "queue"
-        return "" if self.first_s is None else MET
+        return "" if self.first_s is None or not self._is_measured else MET
 
     def _count_tokens(self) -> None:
         if self.finished is not None and self.finished.timings.origin is not None:
@@ -261,7 +262,7 @@ class Meter(Sink):
         metrics.prefill_tokens_total.labels(self.model).inc(usage.num_prompt_tokens - usage.num_cached_tokens)
         metrics.prefix_cache_hit_tokens_total.labels(self.model).inc(usage.num_cached_tokens)
         metrics.decode_tokens_total.labels(self.model).inc(max(0, usage.num_output_tokens - self._num_given))
-        if self.finished is not None and self._target != NO_TARGET:
+        if self.finished is not None and self._is_measured:
             self._observe_stages(self.finished.timings)
         if self.finished is None:
             return

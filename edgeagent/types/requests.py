@@ -252,6 +252,7 @@ class GenerateRequest(Struct, frozen=True):
     is_ahead: compute it before it is needed, in time that no other request uses. With `prefill_only`, the last user
     message may grow: its last word, and what follows it in the prompt, are computed last.
     timeout_s: the most seconds that the whole request may take (None: no limit).
+    is_part: the beginning of another request, which is measured as a whole. It counts as an answer only if it fails.
     waited_s: how long its client has waited before the service gets it, behind others or for a summary. It counts in
     `timeout_s` and in `need.first_token_s`; the service subtracts it from them.
     echo: send the text of the prompt first. If `logprobs` is set, the prompt's tokens get log probabilities too, and
@@ -285,6 +286,7 @@ class GenerateRequest(Struct, frozen=True):
     logprobs: int | None = None
     tier: Tier = Tier.INTERACTIVE
     timeout_s: float | None = None
+    is_part: bool = False
     waited_s: float = 0.0
     prefill_only: bool = False
     is_ahead: bool = False

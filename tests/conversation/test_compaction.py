@@ -12,6 +12,7 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from edgeagent.api.responses.events import TERMINAL
 from edgeagent.conversation.compaction import INSTRUCTION, INTRODUCTION, EarlySummaries
+from edgeagent.metrics import REGISTRY
 from edgeagent.service.live_service import LiveService
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, Need, RouteMode, TextDelta, Tier
 from tests.api.serving import check_golden, serve, validate_event
@@ -49,13 +50,21 @@ async def client(backend: FakeBackend) -> AsyncIterator[AsyncOpenAI]:
         yield client
 
 
+def num_answers() -> float:
+    """Return how many answers the daemon has judged by their latency targets."""
+    samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
+    return sum(sample.value for sample in samples if sample.name == "edgeagent_answers_total")
+
+
 async def test_a_long_chain_is_compacted_under_way(client: AsyncOpenAI, backend: FakeBackend) -> None:
     first = await client.responses.create(
         model="fake", input=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": LONG}]
     )
+    num_before = num_answers()
     second = await client.responses.create(
         model="fake", input="more", previous_response_id=first.id, context_management=MANAGED
     )
+    assert num_answers() == num_before + 1, "the summary is a part of the answer"
     assert [item.type for item in second.output] == ["compaction", "message"]
     assert second.output_text == "yes"
     summarizing, answering = backend.requests[1:]

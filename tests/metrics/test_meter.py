@@ -268,6 +268,18 @@ def test_what_the_daemon_asks_itself_has_no_latency(model: str) -> None:
     assert sample("generations_total", model=model, end="stop") == 1
 
 
+def test_a_part_of_another_request_is_an_answer_only_if_it_fails(model: str) -> None:
+    assert stream(model, [0.3], is_part=True) is None
+    left, broken = measure(model, is_part=True), measure(model, is_part=True)
+    for meter in (left, broken):
+        meter.put(Step((TextDelta("a"),), (1,), at_s=1.0))
+    left.end()
+    broken.end("worker_crashed")
+    counted = {name: sample("answers_total", **answer(model), outcome=name) for name in ("met", "decode", "failed")}
+    assert counted == {"met": 0, "decode": 0, "failed": 1}
+    assert sample("first_token_seconds_count", **answer(model)) == 0
+
+
 def test_the_client_has_what_was_generated_ahead_from_the_beginning(model: str) -> None:
     meter = measure(model, so_far=AnswerSoFar("It is. ", num_tokens=3, tokens=(1, 2, 3)))
     for name in ("first_token_seconds_count", "usable_seconds_count"):

@@ -231,7 +231,8 @@ async def _compact(turn: Turn, service: Service, item_id: str, early: EarlySumma
     if (found := early.take(turn.request, instructions, items[:num_old])) is not None:
         summary, num_old = found
     else:
-        summary, _ = await summarize(turn.request, instructions, items[:num_old], service)
+        part = msgspec_replace(turn.request, is_part=True)
+        summary, _ = await summarize(part, instructions, items[:num_old], service)
     item, *calls = compacted(items[:num_old], summary, item_id)
     turn.shorten((item, *calls, *items[num_old:]))
     return item
