@@ -280,7 +280,9 @@ def _servers(setup: Setup, situation: Situation, size: Size, flags: tuple[str, .
     context = round(situation.context_share * size.context)
     ours = ("--parallel", num_sequences, *flags)
     yield servers.edgeagent(setup, context, *ours)
-    if situation.against == "llama-server":
+    if situation.against and setup.before:
+        yield servers.edgeagent(setup, context, *ours, python=setup.before)
+    elif situation.against == "llama-server":
         # One KV cache for all sequences, like edgeagent's.
         yield servers.llama_server(setup, context, "-np", num_sequences, "--kv-unified")
     elif situation.against:

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -28,11 +28,16 @@ START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The settings that both servers share."""
+    """The settings that both servers share.
+
+    `before`: the interpreter of another checkout's environment, whose edgeagent takes the place of llama-server; "" for
+    none.
+    """
 
     model: Path
     llama_server: Path
     threads: int
+    before: str = field(default="", kw_only=True)
 
 
 class Child:
@@ -75,19 +80,23 @@ class Child:
             kill(self._process)
 
 
-def edgeagent_command(model: Path | str, state: Path, port: int, *flags: str) -> list[str]:
-    """Return the command that serves a model on a port of this machine."""
+def edgeagent_command(
+    model: Path | str, state: Path, port: int, *flags: str, python: str = sys.executable
+) -> list[str]:
+    """Return the command that serves a model on a port of this machine, with the edgeagent of an interpreter."""
     where = ["--port", str(port), "--state-dir", str(state)]
-    return [sys.executable, "-m", "edgeagent", "serve", str(model), *where, *flags]
+    return [python, "-P", "-m", "edgeagent", "serve", str(model), *where, *flags]
 
 
 @contextmanager
-def edgeagent(setup: Setup, context: int, *flags: str, transport: Transport = "ws") -> Iterator[Server]:
+def edgeagent(
+    setup: Setup, context: int, *flags: str, transport: Transport = "ws", python: str = sys.executable
+) -> Iterator[Server]:
     """Start edgeagent with a new state folder; yield it as a server to measure."""
     with tempfile.TemporaryDirectory() as folder:
         state, port = Path(folder, "state"), free_port()
         given = ["--ctx", str(context), "--threads", str(setup.threads)]
-        command = edgeagent_command(setup.model, state, port, *given, *flags)
+        command = edgeagent_command(setup.model, state, port, *given, *flags, python=python)
         child = Child(command, Path(folder, "log"), f"http://127.0.0.1:{port}/ready")
         try:
             runtime = find_daemon(state)

@@ -17,9 +17,11 @@ def heading(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items() if value != "")
 
 
-def one_model(rows: Sequence[Row], measurements: Mapping[str, Measurement]) -> Iterator[str]:
-    """Yield the lines of the table for a single model."""
-    yield "| | edgeagent | llama-server, or without | ratio (quartiles) | bar |"
+def one_model(
+    rows: Sequence[Row], measurements: Mapping[str, Measurement], other: str = "llama-server, or without"
+) -> Iterator[str]:
+    """Yield the lines of the table for a single model, compared with what the other server is."""
+    yield f"| | edgeagent | {other} | ratio (quartiles) | bar |"
     yield "|---|---|---|---|---|"
     for row in rows:
         if row.situation in measurements:

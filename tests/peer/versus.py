@@ -2,7 +2,8 @@
 
 `python -m tests.peer.versus MODEL.gguf` measures one model. Both servers get it with the same threads, context and
 number of sequences, and are restarted for each situation. `edgeagent bench` measures them in alternation. The script
-prints the table of docs/figures.md; `--json FILE` stores every sample.
+prints the table of docs/figures.md; `--json FILE` stores every sample. With `--before PYTHON`, the edgeagent of another
+checkout's environment takes the place of llama-server.
 
 `python -m tests.peer.versus --shapes [NAME ...] [--quant Q4_0 ...]` measures the shapes of tests/peer/shelf, and makes
 them if they do not exist. Results are stored in a folder, one file for each shape, so that an interrupted run continues
@@ -56,12 +57,13 @@ def settings(options: argparse.Namespace, size: Size) -> dict[str, Any]:
         "prompts": size.prefix,
         "rounds": options.rounds,
         "flags": options.flags,
+        **({"before": options.before} if options.before else {}),
     }
 
 
 def measure_model(options: argparse.Namespace, size: Size) -> None:
     """Measure one model and print its table."""
-    setup = Setup(options.model, options.llama_server, options.threads)
+    setup = Setup(options.model, options.llama_server, options.threads, before=options.before)
     measurements, samples = {}, {}
     for name, situation in situations(size).items():
         if situation.is_named_by(options.scenario):
@@ -70,7 +72,8 @@ def measure_model(options: argparse.Namespace, size: Size) -> None:
             )
     about = {**settings(options, size), "seed": options.seed, "model": options.model.name}
     print(heading(about), end="\n\n")
-    print("\n".join(one_model(rows(size), measurements)))
+    other = ("before",) if options.before else ()
+    print("\n".join(one_model(rows(size), measurements, *other)))
     for name, sample in samples.items():
         for note in sample["scenarios"][0]["notes"]:
             print(f"{name}: {note}")
@@ -94,7 +97,7 @@ def measure_shapes(options: argparse.Namespace, size: Size) -> None:
             if not missing:
                 continue
             model = cached_model(options.models, SHAPES[name], quant)
-            setup = Setup(model, options.llama_server, options.threads)
+            setup = Setup(model, options.llama_server, options.threads, before=options.before)
             for key, situation in missing.items():
                 began_s = time.monotonic()
                 print(f"{name} {quant}, {key}", file=sys.stderr)
@@ -119,6 +122,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="forget the figures in the folder")
     parser.add_argument("--document", type=Path, help="write the tables between its marks")
     parser.add_argument("--llama-server", type=Path, default=binary(default_folder(), "llama-server"))
+    parser.add_argument("--before", default="", help="an interpreter: compare with the edgeagent of its environment")
     parser.add_argument("--flags", default="", help="more of edgeagent's options, in one word")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
