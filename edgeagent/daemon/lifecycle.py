@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from edgeagent.config import Config
     from edgeagent.service.live_service import Trace
 
-WATCH_S = 5.0
+WATCH_S = 2.0
 WATCH_CLOSELY_S = 0.05  # while a model loads, or the service stops
 # How long the daemon waits for its workers to end after a second signal. A worker that takes longer ends by itself when
 # the daemon has ended, because its pipe closes.

@@ -67,6 +67,7 @@ class Meter(Sink):
         first_token_s = math.inf if request.prefill_only else target.first_token_s
         self._target = Target(first_token_s, math.inf if request.is_whole else target.token_s)
         self._token_s = self._target.token_s
+        self._is_part = request.is_part
         self._is_measured = target != NO_TARGET and not request.is_part
         self.model = model = label()
         self._of_answer = (model, self._tier.value, "local")
@@ -243,13 +244,16 @@ class Meter(Sink):
         """Return whether the answer kept its target; "" if that cannot be said."""
         if self.verdict is not None:
             return self.verdict.late_stage or MET
-        if self.finished is not None or self._target == NO_TARGET or self.is_refused_at_once:
+        is_cancelled = self.finished is not None and self.finished.reason is FinishReason.CANCELLED
+        is_left = self._is_part and (is_cancelled or (self.finished is None and end == ABANDONED))
+        if (self.finished is not None and not is_left) or self._target == NO_TARGET or self.is_refused_at_once:
             return ""
         if self.failed_stage:
             return self.failed_stage
-        if self.has_begun and end != ABANDONED:
+        if self.has_begun and end != ABANDONED and not is_left:
             return FAILED
-        if (self.first_s or self.ended_s) - self.began_s > self._target.first_token_s or self._excess_s:
+        first_s = None if is_left else self.first_s  # its client has seen nothing of a part
+        if (first_s or self.ended_s) - self.began_s > self._target.first_token_s or self._excess_s:
             return UNKNOWN if self.has_begun else "queue"
         return "" if self.first_s is None or not self._is_measured else MET
 

@@ -280,6 +280,20 @@ def test_a_part_of_another_request_is_an_answer_only_if_it_fails(model: str) -> 
     assert sample("first_token_seconds_count", **answer(model)) == 0
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize(("target", "outcome"), [(TARGET, ""), (ALWAYS_LATE, "unknown")])
+def test_who_leaves_during_a_part_has_waited_for_nothing(
+    model: str, is_cancelled: bool, target: Target, outcome: str
+) -> None:
+    meter = measure(model, target, is_part=True)
+    meter.put(Step((Started(8, 4), TextDelta("a")), (1,), at_s=1.0))
+    if is_cancelled:
+        meter.put(Step((finished(FinishReason.CANCELLED),), at_s=1.1))
+    meter.end()
+    counted = {name: sample("answers_total", **answer(model), outcome=name) for name in ("met", "unknown", "failed")}
+    assert counted == {"met": 0, "unknown": int(outcome == "unknown"), "failed": 0}
+
+
 def test_the_client_has_what_was_generated_ahead_from_the_beginning(model: str) -> None:
     meter = measure(model, so_far=AnswerSoFar("It is. ", num_tokens=3, tokens=(1, 2, 3)))
     for name in ("first_token_seconds_count", "usable_seconds_count"):

@@ -47,7 +47,7 @@ from edgeagent.engine.cache.disk.folder import Folder, FoundBlock, Limits, Outco
 from edgeagent.engine.cache.disk.folder_state import FolderState
 from edgeagent.types import CacheStatus
 
-_TICK_S = 2.0
+_TICK_S = 1.0
 _PARTIAL_DELAY_S = 5.0  # by estimate: the next turn of a conversation, which replaces the block, may take that long
 # The rest after a write while few bytes are pending, as a multiple of the write's CPU time. The thread then takes 1 %
 # of a busy CPU.

@@ -46,6 +46,7 @@ from edgeagent.worker.protocol import FULL_POWER
 logger = logging.getLogger(__name__)
 
 _MAX_NAMES = 4096
+_PRESSED_S = 1.0  # between two looks while memory is short, since each unloads one model at most
 _LAST_SAVE_S = 2.0  # of known prefixes, at the end; only a disk that hangs takes longer
 
 
@@ -433,7 +434,8 @@ class Pool:
                 if str(error) != trouble:
                     logger.warning("the machine and the models' files could not be looked at: %s", error)
                 trouble = str(error)
-            await asyncio.sleep(self._limits.look_interval_s)
+            interval_s = self._limits.look_interval_s
+            await asyncio.sleep(min(interval_s, _PRESSED_S) if self.pressure == "memory" else interval_s)
 
     async def _look(self) -> None:
         cache = self._source.cache
