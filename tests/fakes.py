@@ -52,12 +52,13 @@ def rows_of(numbers: Iterable[int]) -> Rows:
     return np.array([[number % 4096] for number in numbers], np.float32)
 
 
-def check_media(slices: Sequence[Slice]) -> None:
+def check_media(slices: Sequence[Slice], *, can_mix: bool) -> None:
     """Check the rules for a batch with embeddings; see Slice."""
     media = [part for part in slices if any(map(is_medium, part.tokens))]
     assert all(part.rows is None for part in slices if part not in media)
     for part in media:
-        assert len(slices) == 1 and all(map(is_medium, part.tokens)) and not part.num_logits and not part.num_drafts
+        assert len(slices) == 1 or (can_mix and len(media) == 1 and part.is_causal)
+        assert all(map(is_medium, part.tokens)) and not part.num_logits and not part.num_drafts
         assert part.rows is not None and np.array_equal(part.rows, rows_of(part.tokens))
         if not part.is_causal:
             assert cut_before_media(part.tokens, len(part.tokens) - 1) == 0, "a whole chunk was cut"
@@ -106,7 +107,7 @@ class FakeRunner:
         self.num_tokens_computed = 0
         self.num_decodes = self.num_aborts = self.num_graphs_reused = 0
         self.is_blocking = True
-        self.can_shift = False
+        self.can_shift = self.can_mix = False
 
     def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
         self.decode(slices, min_tokens)
@@ -125,7 +126,7 @@ class FakeRunner:
         assert len({part.seq_id for part in slices}) == len(slices)
         assert sum(part.num_logits for part in slices) <= self.max_outputs
         assert sum(part.places[0].end for part in slices if part.places) <= self.max_branches
-        check_media(slices)
+        check_media(slices, can_mix=self.can_mix)
         if self.refuse_next:
             self.refuse_next = False
             raise OutOfCells

@@ -528,27 +528,23 @@ class Engine:
                     restoring.append(sequence)
                 else:
                     (texts if sequence.span is None else media).append(sequence)
-            if parts := self._plan_media(media, texts, num_cells):
-                if self._reserve(parts):
-                    return parts
-                assert len(self._running) > 1, "one sequence always fits: it is no longer than the number of cells"
-                self._preempt_last()
-                continue
-            in_steps = self._side.split_running(texts, num_cells)
-            running = self._scheduler.choose(
-                in_steps, num_cells, self._side.sequence if self._side.may_compute else None
-            )
-            is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
-            self.proposals.note_waiting(is_first_awaited=is_awaited)
-            waiting = [each for each in (*restoring, *self._waiting.values()) if each.rank is Rank.REALTIME]
-            if len(running) < len(in_steps):
-                waiting += [sequence for sequence in in_steps if sequence not in running]
-            num_others = int(self._side.shares_time)
-            choosing = self._limit_trees(running)
-            parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, num_others, waiting)
-            if not parts and choosing:
-                self._preempt_last()  # not even one choice fits beside the others
-                continue
+            parts = self._plan_media(media, texts, num_cells)
+            if not parts:
+                in_steps = self._side.split_running(texts, num_cells)
+                running = self._scheduler.choose(
+                    in_steps, num_cells, self._side.sequence if self._side.may_compute else None
+                )
+                is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
+                self.proposals.note_waiting(is_first_awaited=is_awaited)
+                waiting = [each for each in (*restoring, *self._waiting.values()) if each.rank is Rank.REALTIME]
+                if len(running) < len(in_steps):
+                    waiting += [sequence for sequence in in_steps if sequence not in running]
+                num_others = int(self._side.shares_time)
+                choosing = self._limit_trees(running)
+                parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, num_others, waiting)
+                if not parts and choosing:
+                    self._preempt_last()  # not even one choice fits beside the others
+                    continue
             if self._reserve(parts):
                 return parts
             if self.proposals.withdraw() and self._reserve(parts := without_drafts(parts)):
@@ -558,26 +554,44 @@ class Engine:
         return []
 
     def _plan_media(self, media: Items[Sequence], texts: Items[Sequence], num_cells: int) -> list[BatchPart]:
-        """Plan a batch of embeddings, if some are there and it is their turn: text has every second batch.
+        """Plan a batch of embeddings, if some are there and it is their turn.
 
         `media`: sequences whose next tokens stand for embeddings. `texts`: the others. llama.cpp takes either tokens or
-        embeddings in a batch, and the attention of a whole chunk would hold for all. So the batch has one sequence.
+        embeddings in a batch, so text has every second batch. If the runner `can_mix`, the streams have their tokens in
+        each batch. Only one sequence has embeddings in a batch, since the attention of a whole chunk holds for all.
         """
+        streams = [each for each in texts if each.is_decoding]
         ready = [each for each in media if each.span is not None and each.span.embeddings.take() is not None]
-        ready = self._side.split_media(ready, [each for each in texts if each.is_decoding])
-        if ready:
-            self._side.note_encoding(None)  # the time beside the streams' steps is for these batches
-        self._was_media = bool(ready) and not (self._was_media and texts)
+        ready = self._side.split_media(ready, streams)
+        if not ready:
+            self._was_media = False
+            return []
+        self._side.note_encoding(None)  # the time beside the streams' steps is for these batches
+        sequence = by_share(ready)[0]
+        span = sequence.span
+        assert span is not None
+        is_whole = not span.is_causal or (span.is_one and sequence.is_one_whole)
+        if is_whole or not self._runner.can_mix or any(each.spec.adapter for each in (sequence, *streams)):
+            streams = []
+        waiting = [each for each in texts if each not in streams]
+        self._was_media = not (self._was_media and waiting)
         if not self._was_media:
             return []
-        sequence = by_share(ready)[0]
-        assert sequence.span is not None
-        # The streams wait for this batch and for their own, so it gets half of their target.
+        # Streams that are not in this batch wait for it and for their own, so it gets half of their target.
         parts = self._turns.plan(
-            [sequence], self._scheduler, self.proposals, num_cells, num_others=int(bool(texts)), waiting=texts
+            [*streams, sequence],
+            self._scheduler,
+            self.proposals,
+            num_cells,
+            num_others=int(bool(waiting)),
+            waiting=waiting,
         )
-        num_left = sequence.span.end - sequence.num_computed - sequence.num_rows
-        is_whole = not sequence.span.is_causal or (sequence.span.is_one and sequence.is_one_whole)
+        num_left = span.end - sequence.num_computed - sequence.num_rows
+        if streams:
+            return [
+                BatchPart(sequence, min(num_left, part.num_tokens), (), 0, 0) if part.sequence is sequence else part
+                for part in parts
+            ]
         num_tokens = num_left if is_whole else min(num_left, parts[0].num_tokens)
         if self._runner.max_whole < num_tokens < num_left:
             num_tokens -= num_tokens % self._runner.max_whole  # whole micro-batches: each reads all weights

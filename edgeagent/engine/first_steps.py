@@ -14,9 +14,11 @@ import numpy as np
 from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
+from edgeagent.engine.llama.token_rows import TokenRows
 from edgeagent.engine.runner import CUTTABLE, Logits, OutOfCells, Slice
 from edgeagent.engine.scheduler import MAX_STEP_S, MIN_SLOW_CHUNK
 from edgeagent.errors import InternalError, ModelLoadFailed
+from edgeagent.types import MemoryKind
 
 # Letters, digits, white space, other scripts and a character outside of the basic plane, to reach each path of a
 # tokenizer.
@@ -31,6 +33,7 @@ _TRIES = 2  # of each size; the quicker one counts
 # difference that the drafts would make if they were not taken back.
 _MAX_DIFFERENCE = 0.1
 _NUM_BEFORE, _NUM_DRAFTS = 4, 4  # for that test: tokens before the drafts, and the most drafts
+_NUM_MIXED = 4  # tokens, half of them as embeddings
 TOKENIZER, FIRST_STEPS = "the tokenizer", "the first tokens"
 
 
@@ -80,6 +83,33 @@ def try_adapter(runner: LlamaRunner, path: Path) -> None:
         _check(_decode(runner, 0, [0, 0]), path)
     finally:
         runner.clear(0)
+
+
+def allow_mix(runner: LlamaRunner) -> None:
+    """Let batches have the embeddings of media beside tokens, if tokens give the same logits then.
+
+    They do not if a model treats the embeddings of tokens otherwise than those of media, as Gemma does. Only full
+    attention on a CPU is tried. The cells must be empty, and are empty afterwards. Raise OutOfCells or InternalError.
+    """
+    if not runner.is_blocking or runner.memory_kind is not MemoryKind.FULL_ATTENTION or runner.max_batch < _NUM_MIXED:
+        return
+    tokens = np.linspace(0, runner.num_vocab - 1, _NUM_MIXED).astype(int).tolist()
+    first, second = tokens[: _NUM_MIXED // 2], tokens[_NUM_MIXED // 2 :]
+    try:
+        table = TokenRows(runner.model)
+    except InternalError:
+        return  # it is in another part of the model's file, say
+    runner.allow_mix(table)
+    logits = []
+    try:
+        for rows in (None, table.of(first)):
+            runner.decode([Slice(0, 0, first, 0, rows=rows), Slice(1, 0, second, 1)])
+            logits.append(runner.logits(0).copy())
+            _empty(runner)
+    finally:
+        _empty(runner)
+    if not np.array_equal(*logits):
+        runner.allow_mix(None)
 
 
 def measure_small_steps(runner: LlamaRunner, costs: CostModel) -> None:

@@ -46,10 +46,11 @@ class Slice(NamedTuple):
     forgotten after the batch. The branches of all slices of a batch are at most `Runner.max_branches`.
 
     If there are `rows`, these embeddings are computed instead of tokens, and nothing gives logits. Such a slice is
-    alone in its batch. Without `is_causal`, each of them attends to all others too, and one micro-batch must hold them.
-    With `positions`, they take other positions than their own; see `Runner.place_media`. Then the slice may be longer
-    than `max_batch`, or several slices in a row may compute the chunk, all with its `start`. Until the last of them is
-    computed, the sequence can only be cut to `start` or before it.
+    alone in its batch, or beside tokens if the runner `can_mix` and the slice `is_causal`. Without `is_causal`, each of
+    the embeddings attends to all others too, and one micro-batch must hold them. With `positions`, they take other
+    positions than their own; see `Runner.place_media`. Then a slice that is alone may be longer than `max_batch`, or
+    several slices in a row may compute the chunk, all with its `start`. Until the last of them is computed, the
+    sequence can only be cut to `start` or before it.
     """
 
     seq_id: int
@@ -96,6 +97,7 @@ class Runner(Protocol):
     min_prompt_chunk: int  # prompt chunks of fewer tokens give slightly different logits (see engine.sequence)
 
     can_shift: bool  # whether `restore_shifted` may be used: cells of an earlier prompt are moved to other positions
+    can_mix: bool  # whether a batch may have embeddings beside tokens; see Slice
     is_blocking: bool  # `submit` returns when the batch is computed, as on a CPU
 
     def submit(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:

@@ -37,6 +37,9 @@ MIN_CHUNK = 32
 # half of a tile's time.
 MIN_CHUNK_WITH_STREAMS = 16
 
+# The smallest chunk of embeddings in a step with streams. With 16 of them, a step of four streams took 1.5 budgets.
+MIN_ROWS_WITH_STREAMS = 8
+
 # The longest predicted step. Smaller chunks take a slow machine more time in total: measured on a 0.5 B model, a prompt
 # took 21 s in chunks of 508 tokens, 25 s in chunks of 124, and 50 s in chunks of 28.
 MAX_STEP_S = 2.0
@@ -513,17 +516,27 @@ class Scheduler:
         hurried_s = max(budget_s, min(_HURRIED_STEP_S, _asked_target_s(others) - self._overhead_s))
         if any(sequence.spec.delivered for sequence in prompts):
             return self._prompt_budget(base, depth, hurried_s)
-        num_tokens = self._prompt_budget(base, depth, budget_s)
+        is_medium = first.span is not None and base.num_tokens > 0
+        least = MIN_ROWS_WITH_STREAMS if is_medium else MIN_CHUNK_WITH_STREAMS
+        num_tokens = self._prompt_budget(base, depth, budget_s, least=least)
         if first.rank is Rank.REALTIME and hurried_s > budget_s and not first.num_output:
             hurried = self._prompt_budget(base, depth, hurried_s, num_realtime)
             num_tokens = max(num_tokens, min(hurried, num_realtime))
         return num_tokens
 
-    def _prompt_budget(self, base: StepShape, depth: int, budget_s: float | None, num: int | None = None) -> int:
+    def _prompt_budget(
+        self,
+        base: StepShape,
+        depth: int,
+        budget_s: float | None,
+        num: int | None = None,
+        least: int = MIN_CHUNK_WITH_STREAMS,
+    ) -> int:
         """Return how many prompt tokens to add to a step. `base`: the shape of the step without them.
 
         `depth`: how many tokens of a prompt are computed already; of several prompts, the largest number. `budget_s`:
         how long the step may take; None if no stream waits for the end of the step. `num`: the most tokens to return.
+        `least`: the fewest, even if they take longer.
         """
         costs = self._cost_model
         if costs.predict(base.plus(MIN_CHUNK, depth)) is None:
@@ -534,12 +547,12 @@ class Scheduler:
         )
         if budget_s is None:
             return most
-        within = costs.max_tokens_within(budget_s, base, depth, MIN_CHUNK_WITH_STREAMS, most=num)
-        small_s, used_s = (costs.predict(base.plus(count, depth)) or 0.0 for count in (MIN_CHUNK_WITH_STREAMS, within))
+        within = costs.max_tokens_within(budget_s, base, depth, least, most=num)
+        small_s, used_s = (costs.predict(base.plus(count, depth)) or 0.0 for count in (least, within))
         if small_s > used_s:  # with flash attention, a whole tile may be faster
             if self._retrials.is_due(small_s - used_s):
                 self._retrials.reset()
-                within = MIN_CHUNK_WITH_STREAMS
+                within = least
             else:
                 self._retrials.record(used_s)
         return min(most, within)

@@ -39,7 +39,7 @@ class StepCosts:
         If padding would make the batch faster, the shape includes it. Otherwise `min_tokens` is 0.
         """
         shape = self.shape(parts)
-        if any(part.num_scored for part in parts):
+        if any(part.num_scored or part.sequence.span is not None for part in parts):
             return shape, 0
         is_urgent = any(part.sequence.rank is Rank.REALTIME and not part.sequence.is_decoding for part in parts)
         span = sum(part.sequence.num_computed for part in parts)

@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.first_steps import can_rewind, try_out
+from edgeagent.engine.first_steps import allow_mix, can_rewind, try_out
 from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
+from edgeagent.engine.llama.token_rows import TokenRows
 from edgeagent.engine.runner import CUTTABLE, Slice
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind, SamplingParams
 from tests.conftest import TinyModel
 from tests.models import MEMORIES, make_tiny_model
-from tests.peer.shelf import TWINS, make_model
+from tests.peer.shelf import TWINS, Quant, Shape, make_model
+from tests.peer.shelf.shapes import SEEING_TWIN
 
 CONFIG = EngineConfig(threads=1, ctx=512)
 
@@ -144,4 +146,31 @@ def test_of_the_tiny_models_only_attention_takes_drafts_back(tiny_model: TinyMod
     model = Model(tiny_model(kind), CONFIG)
     runner = LlamaRunner(model, CONFIG, max_rewind=4)
     assert can_rewind(runner) == (kind in CUTTABLE)
+    runner.close()
+
+
+@pytest.mark.parametrize("quant", ["F32", "F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("shape", [SEEING_TWIN, TWINS["llama-3.2-1b"]], ids=lambda shape: shape.name)
+def test_tokens_beside_embeddings_give_the_same_logits(tmp_path: Path, shape: Shape, quant: Quant) -> None:
+    _, runner = opened(make_model(tmp_path / "m.gguf", shape, quant))
+    allow_mix(runner)
+    assert runner.can_mix
+    assert runner.length(0) == runner.length(1) == 0
+    runner.close()
+
+
+def test_tokens_that_would_give_other_logits_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma multiplies the embeddings of tokens, and not those of media."""
+    _, runner = opened(make_model(tmp_path / "m.gguf", SEEING_TWIN, "F32"))
+    of = TokenRows.of
+    monkeypatch.setattr(TokenRows, "of", lambda self, tokens: 8 * of(self, tokens))
+    allow_mix(runner)
+    assert not runner.can_mix
+    runner.close()
+
+
+def test_a_window_is_not_mixed(tiny_model: TinyModel) -> None:
+    _, runner = opened(tiny_model(MemoryKind.SLIDING_WINDOW))
+    allow_mix(runner)
+    assert not runner.can_mix
     runner.close()

@@ -66,6 +66,7 @@ def test_the_law_over_random_schedules(
         memory_kind=kind,
         max_rewind=3,
     )
+    runner.can_mix = kind is MemoryKind.FULL_ATTENTION and rng.random() < 0.5
     # The draft agrees only if its function of the prefix is the same, so it gets an equal one.
     draft = FakeRunner(num_cells=runner.num_cells, num_sequences=runner.num_sequences) if speculative else None
     host_bytes = rng.choice((0, 3000, 20_000, 1 << 20))

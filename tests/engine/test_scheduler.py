@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from edgeagent.engine.costs.cost_model import CostModel, StepShape
+from edgeagent.engine.media import MediaSpan
+from edgeagent.engine.media_tokens import media_tokens
 from edgeagent.engine.sampling.params import ResolvedSampling
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.scheduler import (
@@ -16,13 +18,15 @@ from edgeagent.engine.scheduler import (
     MAX_STEP_S,
     MIN_CHUNK,
     MIN_CHUNK_WITH_STREAMS,
+    MIN_ROWS_WITH_STREAMS,
     MIN_SLOW_CHUNK,
     Scheduler,
     by_share,
 )
 from edgeagent.engine.sequence import BatchEnds, Sequence, SequenceSpec
 from edgeagent.types import Tier
-from tests.fakes import warm_costs
+from tests.engine.support import FakeEmbeddings
+from tests.fakes import rows_of, warm_costs
 
 
 def sequence(
@@ -215,6 +219,19 @@ def test_beside_a_stream_too_no_step_is_long_on_a_slow_machine() -> None:
         costs.observe(StepShape.alone(size, 10), size / 2)
     parts = Scheduler(512, 0.1, costs).plan([decoding("a"), sequence("b", 600, order=1)], {})
     assert summary(parts) == [("a", 1, 1), ("b", 4, 0)]
+
+
+@pytest.mark.parametrize(("target_s", "num_tokens"), [(0.001, MIN_ROWS_WITH_STREAMS), (0.02, 16)])
+def test_beside_a_stream_a_medium_gets_what_its_target_leaves_or_a_few_embeddings(
+    target_s: float, num_tokens: int
+) -> None:
+    chunk = media_tokens(b"a", 100, is_whole=False)
+    shown = sequence("image", 0)
+    shown.spec = dataclasses.replace(shown.spec, media=[MediaSpan(0, 100, FakeEmbeddings(rows_of(chunk)))])
+    shown.tokens, shown.num_prompt = array("i", [*chunk, 1]), 101
+    stream = decoding("stream", token_s=target_s)
+    parts = Scheduler(512, 0.1, warm_costs(512, 0.512)).plan([stream, shown], {})
+    assert summary(parts) == [("stream", 1, 1), ("image", num_tokens, 0)]
 
 
 def test_rows_of_logits_count_while_somebody_decodes() -> None:

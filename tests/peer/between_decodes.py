@@ -69,7 +69,7 @@ class Device:
 
     def place_media(self, seq_id: int, stretches: object) -> None: ...
 
-    can_shift = False
+    can_shift = can_mix = False
 
     def __init__(self, num_vocab: int, step_s: float, *, is_blocking: bool) -> None:
         self.num_vocab, self._step_s, self.is_blocking = num_vocab, step_s, is_blocking

@@ -201,6 +201,9 @@ Convert = Callable[[int, int, int], object]
 """A function that converts values to another type. It takes a source address, a target address and how many values."""
 
 
+_declare_convert = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
 @dataclass(frozen=True, slots=True)
 class RowConversions:
     """ggml's functions that convert values between types. llama-cpp-python does not declare them."""
@@ -214,8 +217,7 @@ class RowConversions:
 @cache
 def row_conversions() -> RowConversions:
     """Return the conversions that are optimized for this processor; portable ones if its library is not found."""
-    declare = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-    base = _ggml("ggml-base")
+    base, declare = _ggml("ggml-base"), _declare_convert
     from_q8_0 = declare(("dequantize_row_q8_0", base))
     try:
         cpu = _ggml("ggml-cpu-*" if IS_PORTABLE else "ggml-cpu")
@@ -292,22 +294,72 @@ class _GgufParams(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
 
 
-def has_tensor(path: Path, name: str) -> bool:
-    """Whether a GGUF file has a tensor of this name. This reads the file's header."""
-    base = _ggml("ggml-base")
-    base.gguf_init_from_file.restype, base.gguf_init_from_file.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_char_p, _GgufParams],
+class _TypeTraits(ctypes.Structure):
+    """The struct ggml_type_traits of ggml.h."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("block_values", ctypes.c_int64),
+        ("interleave", ctypes.c_int64),
+        ("block_bytes", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.c_void_p),
+        ("from_float", ctypes.c_void_p),
     )
-    base.gguf_find_tensor.restype, base.gguf_find_tensor.argtypes = ctypes.c_int64, [ctypes.c_void_p, ctypes.c_char_p]
-    base.gguf_free.argtypes = [ctypes.c_void_p]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Where a file has the values of a tensor. `to_f32` converts them, see Convert; None: they are f32."""
+
+    offset: int
+    num_bytes: int
+    block_values: int
+    block_bytes: int
+    to_f32: Convert | None
+
+    def row_bytes(self, num_values: int) -> int:
+        """Return the bytes of so many values."""
+        return num_values // self.block_values * self.block_bytes
+
+
+def find_tensor(path: Path, name: str) -> Tensor | None:
+    """Return where a GGUF file has a tensor; None if it has none of this name. This reads the file's header.
+
+    Raise InternalError if ggml cannot read it.
+    """
+    base, header_type = _ggml("ggml-base"), ctypes.c_void_p
+    for function, result, arguments in (
+        ("gguf_init_from_file", header_type, [ctypes.c_char_p, _GgufParams]),
+        ("gguf_find_tensor", ctypes.c_int64, [header_type, ctypes.c_char_p]),
+        ("gguf_get_data_offset", ctypes.c_size_t, [header_type]),
+        ("gguf_get_tensor_offset", ctypes.c_size_t, [header_type, ctypes.c_int64]),
+        ("gguf_get_tensor_size", ctypes.c_size_t, [header_type, ctypes.c_int64]),
+        ("gguf_get_tensor_type", ctypes.c_int, [header_type, ctypes.c_int64]),
+        ("gguf_free", None, [header_type]),
+        ("ggml_get_type_traits", ctypes.POINTER(_TypeTraits), [ctypes.c_int]),
+    ):
+        declared = getattr(base, function)
+        declared.restype, declared.argtypes = result, arguments
     header = base.gguf_init_from_file(str(path).encode(), _GgufParams(True, None))
     if not header:
         raise InternalError(f"ggml cannot read the header of {path}")
     try:
-        return bool(base.gguf_find_tensor(header, name.encode()) >= 0)
+        index = base.gguf_find_tensor(header, name.encode())
+        if index < 0:
+            return None
+        traits = base.ggml_get_type_traits(base.gguf_get_tensor_type(header, index)).contents
+        convert = _declare_convert(traits.to_float) if traits.to_float else None
+        offset = base.gguf_get_data_offset(header) + base.gguf_get_tensor_offset(header, index)
+        size = base.gguf_get_tensor_size(header, index)
+        return Tensor(offset, size, traits.block_values, traits.block_bytes, convert)
     finally:
         base.gguf_free(header)
+
+
+def has_tensor(path: Path, name: str) -> bool:
+    """Whether a GGUF file has a tensor of this name. This reads the file's header; raise InternalError if it cannot."""
+    return find_tensor(path, name) is not None
 
 
 class BufferOverride(ctypes.Structure):

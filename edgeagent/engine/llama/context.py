@@ -22,6 +22,7 @@ from edgeagent.engine.llama.cores import num_usable_cores
 from edgeagent.engine.llama.fingerprint import adapter_id
 from edgeagent.engine.llama.model import Model, is_short_of_memory
 from edgeagent.engine.llama.past_states import PastStates, possible_rewind
+from edgeagent.engine.llama.token_rows import TokenRows
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Rows, Slice, Stretch
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed, ModelOutOfMemory
@@ -219,6 +220,7 @@ class LlamaRunner:
         self._can_fill = can_fill(model)
         self.is_blocking = model.num_gpu_layers == 0
         self.can_shift = False
+        self._token_rows: TokenRows | None = None  # see allow_mix
         self._weight_padding = padding_of_type(model.file_type)
         is_flash = self._can_fill and self.attention.flash == "on"
         self.attention_tile = attention_tile(config.kv_type_k, config.kv_type_v) if is_flash else 0
@@ -335,11 +337,13 @@ class LlamaRunner:
         interruption, or if cells ran out midway: parts may be computed, so cut each sequence to its known length.
         """
         self._past.begin()
-        if slices[0].rows is not None:
-            assert len(slices) == 1, "embeddings are alone in their batch"
-            self._decode_rows(slices[0], slices[0].rows)
-            self._past.record(slices)
+        if any(part.rows is not None for part in slices):
             self._outputs = []
+            if len(slices) > 1:
+                self._decode_mixed(slices)
+            else:
+                self._decode_rows(slices[0], slices[0].rows)
+            self._past.record(slices)
             return
         rows: dict[int, list[int | Logits]] = {}
         for call in self._past.calls(slices):
@@ -380,20 +384,40 @@ class LlamaRunner:
         _check_status(status, at)
         return rows
 
-    def _decode_rows(self, part: Slice, rows: Rows) -> None:
-        """Compute the embeddings of a slice."""
-        assert part.is_causal or len(rows) <= self.max_whole, "llama.cpp computes them in one micro-batch"
+    def _decode_mixed(self, slices: Sequence[Slice]) -> None:
+        """Compute tokens beside the embeddings of a slice, as embeddings too, in one call of llama_decode."""
+        assert self._token_rows is not None and all(part.is_causal and not part.places for part in slices)
+        all_rows, all_positions, at = list[Rows](), list[NDArray[np.int32]](), 0
+        for part in slices:
+            count = len(part.tokens)
+            all_rows.append(self._token_rows.of(part.tokens) if part.rows is None else part.rows)
+            all_positions.append(self._positions_of(part, count))
+            self._seq_ids[at : at + count] = part.seq_id
+            self._flags[at : at + count] = 0
+            self._flags[at + count - part.num_logits : at + count] = 1
+            self._outputs += range(at + count - part.num_logits, at + count)
+            at += count
+        _check_status(self._compute_rows(np.concatenate(all_rows), np.concatenate(all_positions, axis=1)), at)
+
+    def _positions_of(self, part: Slice, count: int) -> NDArray[np.int32]:
+        """Return the positions of a slice in time, height, width, and a fourth dimension that no image here uses."""
+        positions = np.zeros((4, count), np.int32)
         begin = self._position(part.seq_id, part.start)
-        # Time, height, width, and a fourth dimension that no image here uses.
-        positions = np.zeros((4, len(rows)), np.int32)
-        positions[:3] = begin + (np.arange(len(rows)) if part.positions is None else part.positions)
-        rows = np.ascontiguousarray(rows, np.float32)
+        positions[:3] = begin + (np.arange(count) if part.positions is None else part.positions)
+        return positions
+
+    def _decode_rows(self, part: Slice, rows: Rows | None) -> None:
+        """Compute the embeddings of a slice."""
+        assert rows is not None
+        assert part.is_causal or len(rows) <= self.max_whole, "llama.cpp computes them in one micro-batch"
+        positions = self._positions_of(part, len(rows))
         if not part.is_causal:
             lib.llama_set_causal_attn(self._context, False)
         try:
             for start in range(0, len(rows), self.max_batch):
                 end = min(len(rows), start + self.max_batch)
-                status = self._decode_some_rows(part.seq_id, rows[start:end], positions[:, start:end])
+                self._seq_ids[: end - start], self._flags[: end - start] = part.seq_id, 0
+                status = self._compute_rows(rows[start:end], positions[:, start:end])
                 if status == _OUT_OF_CELLS and start:
                     raise DecodeCancelled
                 _check_status(status, end - start)
@@ -401,17 +425,24 @@ class LlamaRunner:
             if not part.is_causal:
                 lib.llama_set_causal_attn(self._context, True)
 
-    def _decode_some_rows(self, seq_id: int, rows: Rows, positions: NDArray[np.int32]) -> int:
-        """Compute embeddings in one call of llama_decode, and return its status."""
-        count, batch = len(rows), self._row_batch
+    def _compute_rows(self, rows: Rows, positions: NDArray[np.int32]) -> int:
+        """Compute embeddings in one call of llama_decode, and return its status. Their ids and flags are set."""
+        batch, rows = self._row_batch, np.ascontiguousarray(rows, np.float32)
         flat = np.ascontiguousarray(positions if self._has_dimensions else positions[:1]).ravel()
-        self._seq_ids[:count], self._flags[:count] = seq_id, 0
-        batch.n_tokens, batch.embd = count, rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        batch.n_tokens, batch.embd = len(rows), rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         batch.pos = flat.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
         self.num_decodes += 1
         status = int(lib.llama_decode(self._context, batch))
         lib.llama_synchronize(self._context)  # it reads the rows
         return status
+
+    @property
+    def can_mix(self) -> bool:
+        return self._token_rows is not None
+
+    def allow_mix(self, token_rows: TokenRows | None) -> None:
+        """Let batches have embeddings beside tokens, which get their embeddings from `token_rows`. None: forbid it."""
+        self._token_rows = token_rows
 
     def place_media(self, seq_id: int, stretches: Sequence[Stretch]) -> None:
         if stretches:

@@ -17,7 +17,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore, make_table
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.first_steps import FIRST_STEPS, can_rewind, measure_small_steps, try_adapter, try_out
+from edgeagent.engine.first_steps import FIRST_STEPS, allow_mix, can_rewind, measure_small_steps, try_adapter, try_out
 from edgeagent.engine.llama.cell_packing import CellPacker
 from edgeagent.engine.llama.context import Adapter, LlamaRunner, attention_of
 from edgeagent.engine.llama.cores import num_usable_cores
@@ -245,6 +245,8 @@ class Host:
         self._adapters = load_adapters(self.runner, load.adapters, load.unusable_adapters, on_part)
         costs = CostModel(self.runner.max_batch, self.runner.attention_tile)
         self._token_bytes = try_out(self.model, self.runner, on_part, costs)
+        if projector is not None:
+            allow_mix(self.runner)
         self._block_tokens = choose_block_tokens(self._token_bytes)
         self._store = store
         self._codec = CellPacker() if config.cache_type == "q8_0" else None

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
 from io import BytesIO
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,7 +29,7 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama.bindings import lib
 from edgeagent.engine.llama.projector import Chunk, OpenMedium, Projector
 from edgeagent.engine.media_tokens import is_medium
-from edgeagent.engine.runner import Rows
+from edgeagent.engine.runner import Rows, Slice
 from edgeagent.engine.sequence import Sequence
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import (
@@ -316,6 +317,28 @@ def test_an_image_whose_part_was_interrupted_is_computed_again(
     own.host.runner.clear_abort()
     assert sequence.num_rows == 0 and sequence.is_one_whole
     assert own.finish(sequence) == [words]
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "ultravox", "qwen2vl"])
+def test_a_stream_has_a_token_in_each_batch_of_embeddings(
+    asker: Callable[..., Asker], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = asker(name, batch=32)
+    prompt, text = question("What is it?", own.media[0]), ChatPrompt((Message("user", "Count."),))
+    words = own.ask(text, max_tokens=40, cache=CachePolicy(read=False, write=False))
+    sizes, submit = list[int](), own.host.runner.submit
+
+    def note(slices: Items[Slice], min_tokens: int = 0) -> None:
+        sizes.extend(len(slices) for part in slices if part.rows is not None)
+        submit(slices, min_tokens)
+
+    monkeypatch.setattr(own.host.runner, "submit", note)
+    stream = own.begin(text, max_tokens=40)
+    while stream.num_output < 3:
+        own.host.engine.step()
+    sequence = own.begin(prompt)
+    assert own.finish(stream, sequence) == [words, words_of_libmtmd(own, prompt, 12)]
+    assert sizes and set(sizes) == {2}
 
 
 def test_an_image_that_one_step_must_compute_has_a_context_of_its_own_beside_streams(
