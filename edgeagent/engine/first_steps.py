@@ -5,6 +5,7 @@ A file may load and still not work: its weights may be NaN, its rope base 0, or 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,26 +90,22 @@ def allow_mix(runner: LlamaRunner) -> None:
     """Let batches have the embeddings of media beside tokens, if tokens give the same logits then.
 
     They do not if a model treats the embeddings of tokens otherwise than those of media, as Gemma does. Only full
-    attention on a CPU is tried. The cells must be empty, and are empty afterwards. Raise OutOfCells or InternalError.
+    attention on a CPU is tried. The cells must be empty, and are empty afterwards.
     """
     if not runner.is_blocking or runner.memory_kind is not MemoryKind.FULL_ATTENTION or runner.max_batch < _NUM_MIXED:
         return
     tokens = np.linspace(0, runner.num_vocab - 1, _NUM_MIXED).astype(int).tolist()
     first, second = tokens[: _NUM_MIXED // 2], tokens[_NUM_MIXED // 2 :]
-    try:
+    logits = list[Logits]()
+    with contextlib.suppress(InternalError, OutOfCells):  # the table is in another part of the model's file, say
         table = TokenRows(runner.model)
-    except InternalError:
-        return  # it is in another part of the model's file, say
-    runner.allow_mix(table)
-    logits = []
-    try:
+        runner.allow_mix(table)
         for rows in (None, table.of(first)):
             runner.decode([Slice(0, 0, first, 0, rows=rows), Slice(1, 0, second, 1)])
             logits.append(runner.logits(0).copy())
             _empty(runner)
-    finally:
-        _empty(runner)
-    if not np.array_equal(*logits):
+    _empty(runner)
+    if len(logits) < 2 or not np.array_equal(*logits):
         runner.allow_mix(None)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeagent.engine.llama.bindings import find_tensor
+from edgeagent.engine.llama.bindings import find_tensor, lib
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Rows
 from edgeagent.errors import InternalError
@@ -24,7 +24,9 @@ class TokenRows:
 
     def __init__(self, model: Model) -> None:
         """Raise InternalError if the model's file has no such table, or if it cannot be read."""
-        path, num_tokens, self._width = model.path, model.num_tokens, model.embedding_length
+        path, num_tokens, self._width = model.path, model.num_tokens, int(lib.llama_model_n_embd(model.handle))
+        # llama.cpp adds zeros if the embeddings of media are longer (Qwen3-VL).
+        self._width_of_media = int(lib.llama_model_n_embd_inp(model.handle))
         table = find_tensor(path, _TABLE)
         if table is None or table.row_bytes(self._width) * num_tokens != table.num_bytes:
             raise InternalError(f"{path} has no table of {num_tokens} embeddings")
@@ -35,12 +37,12 @@ class TokenRows:
             raise InternalError(f"{path} cannot be read: {error}") from error
 
     def of(self, tokens: Sequence[int]) -> Rows:
-        """Return the embeddings of tokens, shape (number, width)."""
-        rows = np.empty((len(tokens), self._width), np.float32)
+        """Return the embeddings of tokens, shape (number, width of the embeddings of media)."""
+        rows = np.zeros((len(tokens), self._width_of_media), np.float32)
         for row, token in zip(rows, tokens, strict=True):
             source = np.ascontiguousarray(self._table[token])
             if self._convert is None:
-                row[:] = source.view(np.float32)
+                row[: self._width] = source.view(np.float32)
             else:
                 self._convert(source.ctypes.data, row.ctypes.data, ctypes.c_int64(self._width))
         return rows
