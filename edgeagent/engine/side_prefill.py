@@ -26,7 +26,14 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape
 from edgeagent.engine.media import Embeddings
 from edgeagent.engine.runner import Chunk, OpenSideContext, Rows, Runner, SideContext
-from edgeagent.engine.scheduler import BATCH_SHARE, MAX_STEP_S, MIN_CHUNK_WITH_STREAMS, by_urgency, shortest_target_s
+from edgeagent.engine.scheduler import (
+    BATCH_SHARE,
+    MAX_STEP_S,
+    MIN_CHUNK_WITH_STREAMS,
+    PLANNED_SHARE,
+    by_urgency,
+    shortest_target_s,
+)
 from edgeagent.engine.sequence import Rank, Sequence
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind
@@ -39,11 +46,8 @@ MIN_ALONE_S = 1.0
 # A prompt gets no side context either if its chunks fit the budget of the streams' steps and cost less than this
 # multiple of the time that the prompt would take alone.
 MIN_GAIN = 1.25
-# The part of the inter-token-latency budget that is planned. The rest is a reserve, since steps and graph nodes differ
-# in length. With a budget of 300 ms, 95 % of the streams' gaps took at most 279 ms at 0.9, and 309 ms at 0.97.
-_PLANNED_SHARE = 0.92
 # Beside a model whose steps take 75 ms, a whole step's time would make gaps of 150 ms. The encoder also computes within
-# the steps, with a tenth of the cores.
+# the steps, with a thirtieth of the cores.
 _LEAST_FOR_ENCODER = 0.25
 _GIVEN_TOKENS = 128  # how many cached tokens to pass to the context at a time: reading them takes milliseconds
 _WEIGHT = 0.2  # weight of the latest step or pause in the expected duration of the next one
@@ -218,7 +222,7 @@ class SidePrefill:
         self._step_s = self._step_s + _WEIGHT * (step_s - self._step_s) if self._step_s else step_s
         self._until_s = self._clock()
         if self.shares_time:
-            rest_s = _PLANNED_SHARE * self._budget_s - step_s - self._pause_s
+            rest_s = PLANNED_SHARE * self._budget_s - step_s - self._pause_s
             self._until_s += max(rest_s, self._least_share * min(step_s, self._step_s))
             if self._context is not None and self.may_compute and self._until_s > self._clock():
                 self._context.resume(self._until_s)

@@ -13,9 +13,10 @@ from typing import BinaryIO
 from edgeagent.process_settings import request_time_slices
 
 _NICE = 19
-# Beside a thread of usual priority, such a thread gets a tenth of the core: Linux weighs them 110 and 1024
-# (sched_prio_to_weight). At _NICE it would get a seventieth, and an image would wait until no step is computed.
-_NICER = 10
+# Beside a thread of usual priority, such a thread gets a thirtieth of the core: Linux weighs them 36 and 1024
+# (sched_prio_to_weight). With a tenth (10), 95 % of the gaps of four streams beside an encoder took at most 111 ms, and
+# the encoder was no sooner ready. With a seventieth (_NICE), 99 ms; but the steps of prompts leave it no other time.
+_NICER = 15
 # Linux (6.12 and later) lets a thread that wakes up interrupt one with longer slices at once. It would wait for a tick
 # otherwise, and the threads of a step wait for each other hundreds of times. 40 pieces of 1 ms with a wait behind each
 # took 57 ms beside such a thread, and 97 ms beside one with usual slices (medians, HZ=250; alone 47 ms).

@@ -44,7 +44,7 @@ class TestPriority:
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
-        assert (seen, self.nice()) == ([min(19, before + 10)], before)
+        assert (seen, self.nice()) == ([min(19, before + 15)], before)
 
     def test_the_thread_that_seals_and_writes_blocks_is(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen, is_done = [], threading.Event()
