@@ -60,7 +60,7 @@ class _Batch:
     `began_s`: when its planning began. `started_s`: when `Runner.submit` began. `ended_s`: when the batch was computed;
     None if that was not waited for yet. `error`: what the runner raised. `has_switched`: whether it is the first with
     another adapter, which took `switch_s`. `plain_s`: how long the batch would take without its drafts; None if it has
-    none or if that is unknown.
+    none or if that is unknown. `is_slowed`: whether it has only embeddings, and the next ones were encoded meanwhile.
     """
 
     parts: list[BatchPart]
@@ -72,6 +72,7 @@ class _Batch:
     has_switched: bool = False
     switch_s: float = 0.0
     plain_s: float | None = None
+    is_slowed: bool = False
     error: Exception | None = None
 
 
@@ -134,6 +135,7 @@ class Engine:
         self._finished: _Batch | None = None  # the latest finished batch, until `save_step`
         self._outputs: list[Output] = []  # of the next `finish`
         self._was_media = False  # whether the latest batch had embeddings
+        self._is_encoding = False  # whether embeddings were missing when the latest step began
         self._unsaved: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
 
     @property
@@ -391,7 +393,8 @@ class Engine:
         rank = min(max(each.rank, Rank.INTERACTIVE) if each.is_decoding else each.rank for each in sequences)
         if not self.current_step.begin(shape.num_tokens, expected_s, rank, has_command):
             return False
-        self._batch = batch = _Batch(parts, shape, expected_s, began_s, self._clock())
+        is_slowed = self._is_encoding and all(sequence.span is not None for sequence in sequences)
+        self._batch = batch = _Batch(parts, shape, expected_s, began_s, self._clock(), is_slowed=is_slowed)
         try:
             batch.has_switched = self._turns.apply(self._runner)
             self._runner.submit([part.slice for part in parts], min_tokens)
@@ -470,7 +473,9 @@ class Engine:
         if batch is None or batch.ended_s is None:
             return
         step_s = batch.ended_s - batch.started_s
-        self._costs.observe(batch.shape, step_s - batch.switch_s, self._running.values())
+        # A slowed step took twice as long. Smaller steps would follow, each of which reads all weights.
+        if not batch.is_slowed:
+            self._costs.observe(batch.shape, step_s - batch.switch_s, self._running.values())
         if any(prefixes.saver.has_work for prefixes in self._stores):
             self.wait()
         if self._batch is not None and self._batch.error is not None:
@@ -614,6 +619,7 @@ class Engine:
                 self._end(sequence)
                 outputs.append(Output(sequence, error=error))
         self._side.note_encoding(encoding)
+        self._is_encoding = encoding is not None
         return outputs
 
     def _limit_trees(self, running: Items[Sequence]) -> list[Sequence]:

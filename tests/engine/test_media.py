@@ -260,6 +260,31 @@ def test_the_steps_of_a_medium_are_whole_micro_batches(form: str, monkeypatch: p
     assert sizes == [24, 36]
 
 
+@pytest.mark.parametrize("is_slowed", [False, True])
+def test_a_step_that_an_encoder_slows_does_not_make_the_later_ones_small(is_slowed: bool) -> None:
+    """The encoder of the next chunk takes half of the cores, so the step takes twice as long."""
+    clock, sizes = FakeClock(), list[int]()
+    costs = warm_costs(64, 1.6)
+    runner = TimedRunner(clock)
+    runner.max_batch, runner.max_whole, decode = 64, 16, runner.decode
+
+    def note(slices: Items[Slice], min_tokens: int = 0) -> None:
+        sizes.extend(len(part.tokens) for part in slices if part.rows is not None)
+        runner.step_s = 0.025 * sum(len(part.tokens) for part in slices) * (10 if is_slowed and len(sizes) == 1 else 1)
+        decode(slices, min_tokens)
+
+    runner.decode = note  # type: ignore[method-assign]
+    engine = Engine(runner, max_running=1, prefixes=PrefixStore(runner, costs=costs), clock=clock)
+    first, second = (media_tokens(name, 64, is_whole=False) for name in (b"a", b"b"))
+    media = [
+        MediaSpan(1, 65, FakeEmbeddings(rows_of(first))),
+        MediaSpan(65, 129, SlowEmbeddings(rows_of(second), clock, 0.5)),
+    ]
+    engine.add(SequenceSpec("sound", [1, *first, *second, 2], greedy(), 3, media=media))
+    assert run(engine)["sound"][0]
+    assert sizes == [64, 64]
+
+
 @pytest.mark.parametrize(
     ("tier", "step_s", "has_stream", "gap_s", "most_s"),
     [
