@@ -22,7 +22,7 @@ from edgeagent.cli.commands import COMMANDS
 from edgeagent.config import EngineConfig, ServerConfig
 from edgeagent.config_sources import declared_options, load_config
 from edgeagent.engine.cache.block import BLOCK_BYTES, MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, MIN_PART
-from edgeagent.engine.scheduler import MIN_CHUNK, MIN_CHUNK_WITH_STREAMS, MIN_SLOW_CHUNK
+from edgeagent.engine.scheduler import MIN_CHUNK, MIN_CHUNK_WITH_STREAMS, MIN_ROWS_WITH_STREAMS, MIN_SLOW_CHUNK
 from edgeagent.machine_policy import MachinePolicy, described, load_policy
 from edgeagent.metrics.exposition import Snapshot, exposition
 from edgeagent.metrics.slo import OBJECTIVE
@@ -297,7 +297,7 @@ def test_the_guides_policy_is_whole_and_right(machine_policy: Path) -> None:
 NUMBERS = [
     ("architecture/engine.md", f"at least {MIN_CHUNK} tokens, beside streams {MIN_CHUNK_WITH_STREAMS},"),
     ("architecture/engine.md", f"on a slow machine {MIN_SLOW_CHUNK}."),
-    ("architecture/engine.md", f"At least {MIN_SLOW_CHUNK} embeddings are in it."),
+    ("architecture/engine.md", f"At least {MIN_ROWS_WITH_STREAMS} embeddings are in it."),
     ("architecture/cache.md", f"covers {MIN_BLOCK_TOKENS} to {MAX_BLOCK_TOKENS} consecutive tokens"),
     ("architecture/cache.md", f"that fits into {BLOCK_BYTES >> 20} MiB, but not fewer than {MIN_BLOCK_TOKENS} "),
     ("architecture/cache.md", f"may have as few as {MIN_PART}."),

@@ -18,6 +18,7 @@ from edgeagent.engine.scheduler import (
     MAX_STEP_S,
     MIN_CHUNK,
     MIN_CHUNK_WITH_STREAMS,
+    MIN_ROWS_WITH_STREAMS,
     MIN_SLOW_CHUNK,
     Scheduler,
     by_share,
@@ -220,7 +221,7 @@ def test_beside_a_stream_too_no_step_is_long_on_a_slow_machine() -> None:
     assert summary(parts) == [("a", 1, 1), ("b", 4, 0)]
 
 
-@pytest.mark.parametrize(("target_s", "num_tokens"), [(0.001, MIN_SLOW_CHUNK), (0.018, 8), (0.02, 16)])
+@pytest.mark.parametrize(("target_s", "num_tokens"), [(0.001, MIN_ROWS_WITH_STREAMS), (0.018, 8), (0.02, 16)])
 def test_beside_a_stream_a_medium_gets_what_its_target_leaves_or_a_few_embeddings(
     target_s: float, num_tokens: int
 ) -> None:
