@@ -105,7 +105,7 @@ def allow_mix(runner: LlamaRunner) -> None:
             logits.append(runner.logits(0).copy())
             _empty(runner)
     _empty(runner)
-    if len(logits) < 2 or not np.array_equal(*logits):
+    if len(logits) < 2 or not np.array_equal(logits[0], logits[1]):
         runner.allow_mix(None)
 
 

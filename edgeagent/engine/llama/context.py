@@ -219,7 +219,7 @@ class LlamaRunner:
         self.min_prompt_chunk = 2 if model.num_gpu_layers == 0 and model.memory_kind in CUTTABLE else 1
         self._can_fill = can_fill(model)
         self.is_blocking = model.num_gpu_layers == 0
-        self.can_shift = False
+        self.can_shift = self.can_mix = False
         self._token_rows: TokenRows | None = None  # see allow_mix
         self._weight_padding = padding_of_type(model.file_type)
         is_flash = self._can_fill and self.attention.flash == "on"
@@ -436,13 +436,9 @@ class LlamaRunner:
         lib.llama_synchronize(self._context)  # it reads the rows
         return status
 
-    @property
-    def can_mix(self) -> bool:
-        return self._token_rows is not None
-
     def allow_mix(self, token_rows: TokenRows | None) -> None:
         """Let batches have embeddings beside tokens, which get their embeddings from `token_rows`. None: forbid it."""
-        self._token_rows = token_rows
+        self._token_rows, self.can_mix = token_rows, token_rows is not None
 
     def place_media(self, seq_id: int, stretches: Sequence[Stretch]) -> None:
         if stretches:

@@ -6,7 +6,6 @@ module, with the same conversion.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,5 +43,5 @@ class TokenRows:
             if self._convert is None:
                 row[: self._width] = source.view(np.float32)
             else:
-                self._convert(source.ctypes.data, row.ctypes.data, ctypes.c_int64(self._width))
+                self._convert(source.ctypes.data, row.ctypes.data, self._width)
         return rows
