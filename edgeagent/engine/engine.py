@@ -60,7 +60,8 @@ class _Batch:
     `began_s`: when its planning began. `started_s`: when `Runner.submit` began. `ended_s`: when the batch was computed;
     None if that was not waited for yet. `error`: what the runner raised. `has_switched`: whether it is the first with
     another adapter, which took `switch_s`. `plain_s`: how long the batch would take without its drafts; None if it has
-    none or if that is unknown. `is_slowed`: whether it has only embeddings, and the next ones were encoded meanwhile.
+    none or if that is unknown. `is_slowed`: whether it has only embeddings, the next ones were encoded meanwhile, and
+    no stream waits for it.
     """
 
     parts: list[BatchPart]
@@ -393,7 +394,8 @@ class Engine:
         rank = min(max(each.rank, Rank.INTERACTIVE) if each.is_decoding else each.rank for each in sequences)
         if not self.current_step.begin(shape.num_tokens, expected_s, rank, has_command):
             return False
-        is_slowed = self._is_encoding and all(sequence.span is not None for sequence in sequences)
+        is_alone = not any(sequence.is_decoding for sequence in self._running.values())
+        is_slowed = self._is_encoding and is_alone and all(sequence.span is not None for sequence in sequences)
         self._batch = batch = _Batch(parts, shape, expected_s, began_s, self._clock(), is_slowed=is_slowed)
         try:
             batch.has_switched = self._turns.apply(self._runner)
@@ -533,14 +535,14 @@ class Engine:
                     restoring.append(sequence)
                 else:
                     (texts if sequence.span is None else media).append(sequence)
+            is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
+            self.proposals.note_waiting(is_first_awaited=is_awaited)
             parts = self._plan_media(media, texts, num_cells)
             if not parts:
                 in_steps = self._side.split_running(texts, num_cells)
                 running = self._scheduler.choose(
                     in_steps, num_cells, self._side.sequence if self._side.may_compute else None
                 )
-                is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
-                self.proposals.note_waiting(is_first_awaited=is_awaited)
                 waiting = [each for each in (*restoring, *self._waiting.values()) if each.rank is Rank.REALTIME]
                 if len(running) < len(in_steps):
                     waiting += [sequence for sequence in in_steps if sequence not in running]
@@ -578,6 +580,9 @@ class Engine:
         is_whole = not span.is_causal or (span.is_one and sequence.is_one_whole)
         if is_whole or not self._runner.can_mix or any(each.spec.adapter for each in (sequence, *streams)):
             streams = []
+        most_urgent = min(each.rank for each in (sequence, *streams))
+        if any(each.rank >= Rank.BATCH and each.rank > most_urgent for each in streams):
+            streams = []  # the scheduler chooses which of them have steps
         waiting = [each for each in texts if each not in streams]
         self._was_media = not (self._was_media and waiting)
         if not self._was_media:
@@ -588,7 +593,7 @@ class Engine:
             self._scheduler,
             self.proposals,
             num_cells,
-            num_others=int(bool(waiting)),
+            num_others=int(self._side.may_compute if streams else bool(waiting)),
             waiting=waiting,
         )
         num_left = span.end - sequence.num_computed - sequence.num_rows

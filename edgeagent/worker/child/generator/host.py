@@ -245,7 +245,9 @@ class Host:
         self._adapters = load_adapters(self.runner, load.adapters, load.unusable_adapters, on_part)
         costs = CostModel(self.runner.max_batch, self.runner.attention_tile)
         self._token_bytes = try_out(self.model, self.runner, on_part, costs)
-        if projector is not None:
+        # Mixed batches read the table of embeddings in the model's file, as llama.cpp does only with mmap.
+        if projector is not None and load.projector_path is not None and config.mmap:
+            on_part(projector_part(load.projector_path))  # with embeddings, llama.cpp may abort for some models
             allow_mix(self.runner)
         self._block_tokens = choose_block_tokens(self._token_bytes)
         self._store = store
