@@ -376,8 +376,13 @@ class Forecast:
             heapq.heappush(ends, (num_tokens + self._num_left(prompt, number), prompt.rank))
 
     def _seconds(self, live: _Live, *, is_beside: bool) -> float:
-        """Return the seconds in which a prompt is computed. `is_beside`: streams are computed beside it."""
-        return self._prompt_s[is_beside](live.num_tokens) if self._prompt_s else 0.0
+        """Return the seconds in which a prompt is computed. `is_beside`: streams are computed beside it.
+
+        Streams make no prompt faster. One of a group whose first is a stream by then may seem so: their steps were
+        shared.
+        """
+        lines = (self._prompt_s or ())[: 1 + is_beside]
+        return max((line(live.num_tokens) for line in lines), default=0.0)
 
     def _num_left(self, live: _Live, number: int) -> float:
         """Return how many tokens an answer still gets, if it is as long as one of the latest answers that are longer.

@@ -265,6 +265,24 @@ def test_its_errors_correct_it_and_one_alone_little() -> None:
     assert predicted_s(400) < 1.2 * 1.6, "the machine may have slept"
 
 
+def test_streams_make_no_prompt_faster() -> None:
+    """Of four prompts that are computed together, the last step has the end of three. It tells nothing of streams."""
+    forecast, now_s = forecast_at(Rates(1000.0, 1000.0, 0.01)), 0.0
+    for number in range(20):
+        group = [chat(f"{number} {place}", f"{number:3} {place:395}") for place in range(4)]
+        for each in group:
+            forecast.accept(each, now_s)
+            forecast.start(each, Started(100, 0), now_s)
+        for each, at_s in zip(group, (0.4, 0.42, 0.42, 0.42), strict=True):
+            forecast.add_tokens(each.id, 1, now_s + at_s)
+        for each in group:
+            forecast.end(each.id, now_s + 1.0, finished(2))
+        now_s += 10.0
+    alone_s = first_token_s(forecast, chat("a", "x" * 400), now_s)
+    stream(forecast, "s", at_s=now_s, max_tokens=1000)
+    assert first_token_s(forecast, chat("a", "x" * 400), now_s) >= 0.9 * alone_s
+
+
 def test_what_prompts_of_one_size_take_does_not_change_what_longer_ones_take() -> None:
     forecast, chance = forecast_at(), random.Random("one size")
     least_s = first_token_s(forecast, chat("long", "L" * 32_000))
