@@ -319,7 +319,7 @@ class Tensor:
     to_f32: Convert | None
 
     def row_bytes(self, num_values: int) -> int:
-        """Return the bytes of so many values."""
+        """Return how many bytes `num_values` values take."""
         return num_values // self.block_values * self.block_bytes
 
 
