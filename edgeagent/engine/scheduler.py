@@ -37,8 +37,8 @@ MIN_CHUNK = 32
 # half of a tile's time.
 MIN_CHUNK_WITH_STREAMS = 16
 
-# The smallest chunk of embeddings in a step with streams. With 4 instead of 8, a step of four streams of a 0.5 B model
-# took 99 instead of 111 ms, and the answer about an image came after 33 instead of 21 s.
+# The smallest chunk of embeddings in a step with streams. With 4 instead of 8, half of the steps of four streams of a
+# 0.5 B model took at most 95 instead of 109 ms, but the answer about an image came after 33 instead of 21 s.
 MIN_ROWS_WITH_STREAMS = 8
 
 # The longest predicted step. Smaller chunks take a slow machine more time in total: measured on a 0.5 B model, a prompt
