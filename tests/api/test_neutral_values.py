@@ -14,6 +14,8 @@ from edgeagent.api.realtime.body import CLIENT_EVENTS
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.routes import ROUTES as OPERATIONS
 from edgeagent.api.wire.body import MEANT_EMPTY, NEUTRAL_NUMBERS, Body, Settings, validate
+from edgeagent.api.wire.latency import LatencyHeaders
+from edgeagent.credentials.keys import Scope
 from tests.present import present
 
 WIRES = ("openai", "anthropic", "llama-server", "ollama")
@@ -101,9 +103,11 @@ def parts(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def all_settings() -> Iterator[type[Settings]]:
-    """Yield every body of the wires, every event of the Realtime API, and every object of settings in one."""
-    waiting: list[type[BaseModel]] = [each.body for each in OPERATIONS.values() if each.tag in WIRES and each.body]
-    waiting += CLIENT_EVENTS.values()
+    """Yield every body that clients send, every event of the Realtime API, the headers, and every object in one."""
+    waiting: list[type[BaseModel]] = [
+        each.body for each in OPERATIONS.values() if each.body and (each.tag in WIRES or each.scope is not Scope.ADMIN)
+    ]
+    waiting += [*CLIENT_EVENTS.values(), LatencyHeaders]
     seen: set[type[BaseModel]] = set()
     while waiting:
         body = waiting.pop()
@@ -143,6 +147,7 @@ def test_each_wire_is_walked() -> None:
     assert {"ChatBody", "CompletionBody", "CreateResponseBody", "EmbeddingsBody", "RerankBody"} <= names
     assert {"MessagesBody", "CountTokensBody", "AnthropicToolChoice", "Thinking", "OutputConfig"} <= names
     assert {"OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OptionsBody"} <= names
+    assert {"ChooseBody", "LatencyHeaders"} <= names
     assert {"EdgeagentBody", "Format", "Reasoning", "StreamOptions"} <= names
     fields = {field.alias or name for body in BODIES for name, field in body.model_fields.items()}
     assert names >= {event.__name__ for event in CLIENT_EVENTS.values() if event.model_fields}

@@ -84,7 +84,7 @@ class _Text:
         plain = unicodedata.normalize("NFKC", text).replace("’", "'").replace("\N{MINUS SIGN}", "-")
         self.text = _SIGN.sub("-", plain)
         self._found = [(match.group(), match.start()) for match in _WORD.finditer(self.text)]
-        self.words = [word.lower() for word, _ in self._found]
+        self.words = [word.lower().removesuffix("'s") for word, _ in self._found]  # the men's room
         counts = {name: sum(word in known.fillers for word in self.words) for name, known in LANGUAGES.items()}
         most = max(counts.values())
         self.languages = {name for name, count in counts.items() if count == most} if most else set()
@@ -126,7 +126,7 @@ class _Text:
 
     def named(self, names: set[str]) -> list[str]:
         """Return which of these names the text has, in their order, in whatever case."""
-        return list(dict.fromkeys(word for each in self.words if (word := each.removesuffix("'s")) in names))
+        return list(dict.fromkeys(word for word in self.words if word in names))
 
     def _meanings(self, table: dict[str, str]) -> list[str]:
         return [table[word] for word in self.words if word in table]
@@ -181,8 +181,7 @@ def _opposed(first: _Text, second: _Text) -> bool:
 
 def _other_names(first: _Text, second: _Text) -> bool:
     """Whether a name of one text is not in the other, in whatever case."""
-    known = [{word.removesuffix("'s") for word in text.words} for text in (first, second)]
-    return not (first.names <= known[1] and second.names <= known[0])
+    return not (first.names <= {*second.words} and second.names <= {*first.words})
 
 
 def _hidden_names(first: _Text, second: _Text) -> bool:

@@ -135,6 +135,7 @@ ENGLISH = Language(
         allow allowed permit permitted approve grant / deny denied forbid forbidden refuse reject prohibit ban banned
         approve approved / deny denied reject rejected decline declined cancel cancelled
         accept accepted / reject rejected decline declined refuse refused
+        include includes included including / exclude excludes excluded excluding
         add adds adding insert / remove removes removing delete subtract
         install / uninstall remove
         create / delete destroy
@@ -209,23 +210,23 @@ ENGLISH = Language(
     dates=_meanings(
         """
         monday mondays
-        tuesday tuesdays
-        wednesday wednesdays
-        thursday thursdays
-        friday fridays
+        tuesday tuesdays tue tues
+        wednesday wednesdays wed
+        thursday thursdays thu thur thurs
+        friday fridays fri
         saturday saturdays
         sunday sundays
-        january
-        february
+        january jan
+        february feb
         march
-        april
-        june
-        july
-        august
-        september
-        october
-        november
-        december
+        april apr
+        june jun
+        july jul
+        august aug
+        september sep sept
+        october oct
+        november nov
+        december dec
         weekend weekends
         weekday weekdays
         morning mornings

@@ -47,7 +47,8 @@ from edgeagent.engine.cache.disk.folder import Folder, FoundBlock, Limits, Outco
 from edgeagent.engine.cache.disk.folder_state import FolderState
 from edgeagent.types import CacheStatus
 
-_TICK_S = 1.0
+# While nothing is asked, the thread looks after the folder so often; while it has trouble, it tries again sooner.
+_TICK_S, _TICK_IN_TROUBLE_S = 2.0, 1.0
 _PARTIAL_DELAY_S = 5.0  # by estimate: the next turn of a conversation, which replaces the block, may take that long
 # The rest after a write while few bytes are pending, as a multiple of the write's CPU time. The thread then takes 1 %
 # of a busy CPU.
@@ -230,7 +231,7 @@ class BlockStore:
     def run(self) -> None:
         """Carry out commands until `close`."""
         try:
-            while self._turn(_TICK_S):
+            while self._turn(_TICK_IN_TROUBLE_S if self._folder.trouble else _TICK_S):
                 pass
         except Exception as error:  # a bug in the cache must not end the model's process
             traceback.print_exc()
