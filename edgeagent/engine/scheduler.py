@@ -9,9 +9,9 @@ A sequence that made no progress for a minute comes before all ranks (`boost_sta
 2. Each decoding sequence of the step gets its next token and its drafts, so that no stream waits for another one's
    prompt.
 3. Prompt tokens follow, in the order of `by_share`. Their number is limited by the expected time of the step: by the
-   shortest target of the streams (`Sequence.token_s`). If no stream has a target, the limit is `longest_step_s`, or
-   twice as much for a step that is larger than any measured one. So a new request waits for one such step at most, and
-   a slow machine shows progress.
+   shortest target of the streams (`Sequence.token_s`). If no stream has a target, the limit is MAX_STEP_S, or twice as
+   much for a step that is larger than any measured one. So a new request waits for one such step at most, and a slow
+   machine shows progress.
 4. The prompt of a realtime request gets steps without the streams if its first token comes sooner that way (`choose`).
 """
 
@@ -228,21 +228,6 @@ def boost_stalled(running: Collection[Sequence], waiting: Collection[Sequence], 
 def waits_too_long(sequence: Sequence, now_s: float) -> bool:
     """Whether no sequence may start any more before a boosted one that lacks cells."""
     return now_s - sequence.advanced_s >= 2 * _MAX_STALL_S
-
-
-def longest_step_s(costs: CostModel, base: StepShape, depth: int) -> float:
-    """Return how many seconds a step with a prompt may take if no stream waits for its end.
-
-    This is MAX_STEP_S and the part of a step's time that does not depend on the number of tokens; twice that part if it
-    is longer than MAX_STEP_S. While other programs use the cores, the threads of a step wait for each other as often
-    for 4 tokens as for 500. With 2.5 s of that in a step, a prompt of 2,300 tokens took 22 minutes in chunks of 4
-    tokens, and takes one minute in larger ones (computed, not measured).
-
-    `base`: the step without the prompt. `depth`: how many of the prompt's tokens are computed already.
-    """
-    least_s, next_s = (costs.predict(base.plus(count, depth)) or 0.0 for count in (MIN_SLOW_CHUNK, 2 * MIN_SLOW_CHUNK))
-    fixed_s = min(max(0.0, 2 * least_s - next_s), least_s)
-    return fixed_s + max(MAX_STEP_S, fixed_s)
 
 
 class Scheduler:
@@ -564,9 +549,8 @@ class Scheduler:
         if costs.predict(base.plus(MIN_CHUNK, depth)) is None:
             return MIN_CHUNK
         # The limit is doubled for steps larger than all measured ones, since their estimates are usually too high.
-        longest_s = longest_step_s(costs, base, depth)
         most = costs.max_tokens_within(
-            longest_s, base, depth, MIN_SLOW_CHUNK, at_first=2 * longest_s, max_growth=MAX_GROWTH
+            MAX_STEP_S, base, depth, MIN_SLOW_CHUNK, at_first=2 * MAX_STEP_S, max_growth=MAX_GROWTH
         )
         if budget_s is None:
             return most

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import StepShape
 from edgeagent.engine.runner import Runner
-from edgeagent.engine.scheduler import MAX_GROWTH, MIN_SLOW_CHUNK, BatchPart, longest_step_s
+from edgeagent.engine.scheduler import MAX_GROWTH, MAX_STEP_S, MIN_SLOW_CHUNK, BatchPart
 from edgeagent.engine.sequence import Rank, Sequence
 
 _NEARLY = 4  # a prompt's chunks may be this many times larger than measured steps, for its rate to be known
@@ -87,9 +87,8 @@ class StepCosts:
         base = StepShape.of([(1, each) for each in depths], self._prefixes.cells.num_cells_used if depths else 0)
         beside = base if depths else StepShape(1, 0, 0.0)
         token_s = self._prefixes.costs.predict_if_reliable(base.plus(1, depth))
-        alone = StepShape(0, base.num_cells, 0.0)
         return (
-            self._prompt_rate(alone, 0, longest_step_s(self._prefixes.costs, alone, 0)),
+            self._prompt_rate(StepShape(0, base.num_cells, 0.0), 0, MAX_STEP_S),
             self._prompt_rate(beside, depth, self._itl_budget_s),
             token_s or 0.0,
         )

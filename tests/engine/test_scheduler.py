@@ -198,22 +198,11 @@ def test_on_a_slow_machine_no_step_is_long(tokens_per_s: int, overhead_s: float)
         return overhead_s + num_tokens / tokens_per_s
 
     sizes = chunks(2000, step_s, num_warm=4)
-    longest_s = max(MAX_STEP_S + overhead_s, step_s(MIN_SLOW_CHUNK))
+    longest_s = max(MAX_STEP_S, step_s(MIN_SLOW_CHUNK))
     assert all(step_s(size) <= 2 * longest_s for size in sizes), "a size that is tried for the first time"
     assert sum(step_s(size) > longest_s for size in sizes) <= 2
     # Nor are they shorter than necessary.
     assert step_s(sizes[2]) >= MAX_STEP_S / 2 - overhead_s
-
-
-@pytest.mark.parametrize("wait_s", [1.5, 2.5, 4.0])
-def test_if_each_step_waits_long_chunks_do_not_shrink_to_a_few_tokens(wait_s: float) -> None:
-    """While other programs use the cores, the threads of a step wait for each other, however few its tokens are."""
-
-    def step_s(num_tokens: int) -> float:
-        return wait_s + num_tokens / 100
-
-    total_s = sum(map(step_s, chunks(2000, step_s, num_warm=32)))
-    assert total_s <= 2 * sum(map(step_s, (512, 512, 512, 464)))
 
 
 def test_on_a_quick_machine_a_warm_up_is_enough_for_full_batches() -> None:
@@ -282,7 +271,7 @@ class Asked(CostModel):
 
     def max_tokens_within(self, seconds: float, shape: StepShape, depth: int, *_: object, **__: object) -> int:
         self.depths.add(depth)
-        return 512 if seconds >= MAX_STEP_S else self._within_itl - shape.num_tokens
+        return 512 if seconds == MAX_STEP_S else self._within_itl - shape.num_tokens
 
 
 def test_the_deepest_prompt_counts() -> None:

@@ -342,7 +342,7 @@ class LlamaRunner:
             if len(slices) > 1:
                 self._decode_mixed(slices)
             else:
-                self._decode_rows(slices[0], slices[0].rows)
+                self._decode_rows(slices[0])
             self._past.record(slices)
             return
         rows: dict[int, list[int | Logits]] = {}
@@ -406,8 +406,9 @@ class LlamaRunner:
         positions[:3] = begin + (np.arange(count) if part.positions is None else part.positions)
         return positions
 
-    def _decode_rows(self, part: Slice, rows: Rows | None) -> None:
+    def _decode_rows(self, part: Slice) -> None:
         """Compute the embeddings of a slice."""
+        rows = part.rows
         assert rows is not None
         assert part.is_causal or len(rows) <= self.max_whole, "llama.cpp computes them in one micro-batch"
         positions = self._positions_of(part, len(rows))
