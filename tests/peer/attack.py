@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, cast
@@ -48,6 +49,8 @@ SETTLE_S = 20.0
 EMBEDDING_SETTLE_S = 80.0
 PATIENCE_S = 60.0
 NUM_MIXED = 2000
+# A worker that has just begun grows by 24 MiB in the first thousand mixed requests, and not in the second.
+NUM_FILLING = 500
 NUM_CLIENTS = 4
 HOLD_S = 2.0
 MIB = 1 << 20
@@ -101,12 +104,16 @@ def report_gaps(port: int) -> None:
 
 @dataclass(frozen=True)
 class Attack:
-    """Something that is done to a daemon. `run` returns what is wrong with its outcome; empty if nothing is."""
+    """Something that is done to a daemon. `run` returns what is wrong with its outcome; empty if nothing is.
+
+    `fill` is called before the memory is measured, so that caches that are kept on purpose are full.
+    """
 
     name: str
     run: Callable[[Daemon], str]
     stops_worker: bool = False
     settle_s: float = SETTLE_S
+    fill: Callable[[Daemon], str] | None = None
 
 
 def client_work() -> Iterator[Attack]:
@@ -265,7 +272,7 @@ def full_of_prompts(daemon: Daemon) -> str:
     return "" if found == {200} else f"got {found}"
 
 
-def mixed_requests(daemon: Daemon) -> str:
+def mixed_requests(daemon: Daemon, count: int = NUM_MIXED) -> str:
     """Send requests of all kinds, a third of which are refused, from several clients at once."""
 
     async def client(numbers: range) -> None:
@@ -273,7 +280,7 @@ def mixed_requests(daemon: Daemon) -> str:
             await mixed.request(daemon, number)
 
     async def run() -> None:
-        await asyncio.gather(*(client(range(first, NUM_MIXED, NUM_CLIENTS)) for first in range(NUM_CLIENTS)))
+        await asyncio.gather(*(client(range(first, count, NUM_CLIENTS)) for first in range(NUM_CLIENTS)))
 
     try:
         asyncio.run(run())
@@ -322,7 +329,12 @@ def attacks() -> list[Attack]:
         Attack("few descriptors", few_descriptors),
         Attack("a full disk", full_disk),
         Attack("cached prompts damaged and swapped", damaged_cache),
-        Attack(f"{NUM_MIXED} mixed requests", mixed_requests),
+        Attack(
+            f"{NUM_MIXED} mixed requests",
+            mixed_requests,
+            settle_s=EMBEDDING_SETTLE_S,
+            fill=partial(mixed_requests, count=NUM_FILLING),
+        ),
         Attack("renderer stopped", stopped("renderer")),
         Attack("renderer killed", killed("renderer")),
         Attack("worker stopped", stopped("worker"), stops_worker=True),
@@ -354,6 +366,9 @@ def run(daemon: Daemon, chosen: list[Attack]) -> list[dict[str, Any]]:
     try:
         canary.largest_gap_s()
         for attack in chosen:
+            if attack.fill is not None:
+                attack.fill(daemon)
+                daemon.run("cache", "purge")
             before = memory_mib(daemon)
             canary.largest_gap_s()
             began_s = time.monotonic()
