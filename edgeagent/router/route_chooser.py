@@ -116,7 +116,8 @@ class RouteChooser:
 
         `reason` is the reason that was sent to the client.
         """
-        self.conversations.note(request, route.backend)
+        if len(self.backends) > 1:
+            self.conversations.note(request, route.backend)
         metrics.placements_total.labels(route.backend, reason).inc()
         if route.expected_s is not None:
             metrics.prediction_error_seconds.labels(route.backend).observe(abs(first_token_s - route.expected_s))
@@ -138,7 +139,8 @@ class RouteChooser:
             self._remotes.refresh()
         mode = self.mode(request)
         estimates, unknown = self._estimates(request, mode, left_out)
-        placed = self.conversations.find(request)
+        # Without a choice, a long conversation's digest would be made for nothing.
+        placed = self.conversations.find(request) if len(estimates) > 1 else None
         known = list(estimates.values())
         order = choose_routes(request, mode, known, placed, left_out=left_out, targets=self._targets)
         self._prepare(order, estimates)

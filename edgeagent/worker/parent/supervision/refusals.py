@@ -35,14 +35,16 @@ class Refusal:
             raise renewed(self.error, self.until_s - now_s)
 
 
-def check_sendable(message: Submit | Ask) -> None:
-    """Raise InvalidRequest if a message cannot be encoded, PayloadTooLarge if it is too large for a frame."""
+def sendable_frame(message: Submit | Ask) -> bytes:
+    """Return a message's frame. Raise InvalidRequest if there is none, and PayloadTooLarge if it is too large."""
     try:
-        num_bytes = len(encode(message)) - LENGTH_BYTES
+        frame = encode(message)
     except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError, TypeError) as error:
         raise InvalidRequest(f"the request cannot be sent to the model's process: {error}") from error
+    num_bytes = len(frame) - LENGTH_BYTES
     if num_bytes > MAX_FRAME_TO_WORKER_BYTES:
         raise PayloadTooLarge(f"the request has {num_bytes} bytes; at most {MAX_FRAME_TO_WORKER_BYTES} are accepted")
+    return frame
 
 
 def quarantined(name: str, cause: str, duration_s: float) -> EdgeAgentError:

@@ -60,6 +60,7 @@ from edgeagent.worker.protocol import (
     StepResult,
     Submit,
     decode_from_worker,
+    encode,
 )
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "edgeagent.worker.child.process")
@@ -175,10 +176,12 @@ class Supervisor:
         """
         self._check_available()
         now_s = self._clock()
-        refusals.check_sendable(Submit(request, now_s, delivered=Delivered(so_far=so_far)))
-        self._requests.add(request, receiver, now_s, so_far)
+        frame = refusals.sendable_frame(Submit(request, now_s, delivered=Delivered(so_far=so_far)))
+        live = self._requests.add(request, receiver, now_s, so_far)
+        live.frame = frame if so_far is None else b""
         self.start()
         self._send_waiting()
+        live.frame = b""  # It may be large, and the request may wait long.
 
     async def ask(self, question: TextQuery) -> QueryAnswer:
         """Return the answer to a query; raise the errors of `submit`, Overloaded, or the worker's error.
@@ -186,7 +189,7 @@ class Supervisor:
         Raise WorkerCrashed if the worker ends. If the calling task is cancelled, the worker drops the query.
         """
         self._check_available()
-        refusals.check_sendable(Ask("", question))
+        refusals.sendable_frame(Ask("", question))
         query = self._queries.add(question)
         self.start()
         self._send_waiting()
@@ -440,7 +443,8 @@ class Supervisor:
             self._worker.on_progress()
         self._worker.has_seen_prompts = True
         live.is_sent = True
-        self._channel.send(Submit(live.request, live.accepted_at_s, load_ms, live.delivered))
+        submit = Submit(live.request, live.accepted_at_s, load_ms, live.delivered)
+        self._channel.send_frame(live.frame or encode(submit))
 
     def _tell_cancelled(self, request_id: str) -> None:
         if self._channel is not None:

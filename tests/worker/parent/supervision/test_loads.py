@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +14,7 @@ from edgeagent.errors import BackendUnavailable, ModelLoadFailed, ModelOutOfMemo
 from edgeagent.types import Tokenize, WorkerState
 from edgeagent.worker.parent.supervision import channel as channel_module
 from edgeagent.worker.parent.supervision.supervisor import MAX_SHORT_LOADS
-from edgeagent.worker.protocol import Submit
+from edgeagent.worker.protocol import LENGTH_BYTES, Submit, decode_to_worker
 from tests.patience import patient
 from tests.stub_worker import num_lives
 from tests.worker.parent.supervision.stub_requests import submit
@@ -38,14 +37,14 @@ async def test_requests_wait_while_the_model_loads_slowly(make: Make) -> None:
 
 async def test_a_request_is_told_how_long_it_waited_for_the_load(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Submit] = []
-    send = channel_module.Channel.send
+    send = channel_module.Channel.send_frame
 
-    def recorded(self: channel_module.Channel, message: Any) -> None:
-        if isinstance(message, Submit):
+    def recorded(self: channel_module.Channel, frame: bytes) -> None:
+        if isinstance(message := decode_to_worker(frame[LENGTH_BYTES:]), Submit):
             sent.append(message)
-        send(self, message)
+        send(self, frame)
 
-    monkeypatch.setattr(channel_module.Channel, "send", recorded)
+    monkeypatch.setattr(channel_module.Channel, "send_frame", recorded)
     supervisor, began_s = make("creep 3"), time.monotonic()
     await submit(supervisor, "answer 1").end()
     longest_ms = 1000 * (time.monotonic() - began_s)
