@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from edgeagent.backends.base import Backend, Models
@@ -107,44 +107,34 @@ class AllModels(Models):
         self._absent[name] = self._clock() + _ABSENT_S
 
     def reload(self, name: str) -> None:
-        unknown: EdgeAgentError | None = None
-        for backend in self._backends.values():
-            try:
-                return backend.models.reload(name)
-            except (ModelNotFound, RemoteUnavailable) as error:
-                unknown = _clearer(unknown, error)
-        raise unknown or ModelNotFound(f"model {name!r} not found")
+        self._serving(name, self._backends.values()).reload(name)
 
     async def unload(self, name: str) -> int:
-        unknown: EdgeAgentError | None = None
-        for backend in list(self._backends.values()):
-            try:
-                return await backend.models.unload(name)
-            except (ModelNotFound, RemoteUnavailable) as error:
-                unknown = _clearer(unknown, error)
-        raise unknown or ModelNotFound(f"model {name!r} not found")
+        return await self._serving(name, self._backends.values()).unload(name)
 
     async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
         unknown: EdgeAgentError | None = None
         try:
             name = await self.locate(name)
-        except ModelNotFound as error:  # its message suggests similar names
+        except EdgeAgentError as error:  # that of an unknown model suggests similar names
             unknown = error
-        except EdgeAgentError:
-            pass  # the backends raise a better error below
-        for backend in self._open():
+        return await self._serving(name, self._open(), unknown).ask(name, query)
+
+    def _serving(self, name: str, backends: Iterable[Backend], unknown: EdgeAgentError | None = None) -> Models:
+        """Return the models of the first backend that has this one.
+
+        If none has it, raise the first ModelNotFound, or else the first error. `unknown`: an error before those.
+        """
+        for backend in list(backends):
             try:
-                return await backend.models.ask(name, query)
+                backend.models.find(name)
             except (ModelNotFound, RemoteUnavailable) as error:
-                unknown = _clearer(unknown, error)
-        raise unknown or _no_backend()
+                is_clearer = isinstance(error, ModelNotFound) and not isinstance(unknown, ModelNotFound)
+                unknown = error if unknown is None or is_clearer else unknown
+            else:
+                return backend.models
+        raise unknown or ModelNotFound(f"model {name!r} not found")
 
 
 def _no_backend() -> BackendUnavailable:
     return BackendUnavailable("there is no backend that could answer")
-
-
-def _clearer(former: EdgeAgentError | None, error: EdgeAgentError) -> EdgeAgentError:
-    """Return the clearer of two errors: the first ModelNotFound, or else `former`, or else `error`."""
-    is_clearer = isinstance(error, ModelNotFound) and not isinstance(former, ModelNotFound)
-    return error if former is None or is_clearer else former
