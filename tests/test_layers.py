@@ -74,8 +74,7 @@ OWNERS: dict[str, set[str]] = {
     "keyring": {"remotes"},
     "platformdirs": {"config", "config_sources"},
     # Only for answers in the background, so applications that ask for none do not load it.
-    "httpx": {"client", "bench"},
-    # httpx's own transport, without httpx's cookies, redirects and variables: see backends.remote.
+    # The transport of httpx and httpx2, without their cookies, redirects and variables: see backends.remote.
     "httpcore": {"backends"},
     # The values of `types` and the options are msgspec structs; code that makes changed copies needs msgspec.structs.
     "msgspec": {
@@ -107,7 +106,7 @@ OWNERS: dict[str, set[str]] = {
     "cryptography": {"engine", "answers", "daemon"},
     "huggingface_hub": {"store"},
     # huggingface_hub's own HTTP client and locks, whose errors reach its callers.
-    "httpx2": {"store"},
+    "httpx2": {"client", "bench", "store"},
     "filelock": {"store"},
     "prometheus_client": {"metrics"},
     "opentelemetry": {"daemon"},
@@ -382,7 +381,7 @@ def test_one_module_opens_connections_to_remotes() -> None:
         if "edgeagent.backends.remote.network" in imported:
             assert path == choke_point, path
         if path.parts[0] == "backends" and path != sockets:
-            assert not libraries & {"socket", "httpx", "urllib3", "requests", "http"}, path
+            assert not libraries & {"socket", "httpx", "httpx2", "urllib3", "requests", "http"}, path
 
 
 def test_every_part_has_a_row() -> None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from edgeagent.client import Address, Client
 from edgeagent.client.address import is_loopback
@@ -294,7 +294,7 @@ class HttpConnection:
     """A keep-alive HTTP connection, with requests to /v1/chat/completions for streamed answers."""
 
     server: Server
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     opening_ms: float = 0.0
 
     async def open(self) -> None:
@@ -302,7 +302,7 @@ class HttpConnection:
         url = f"{self.server.http_base}/models"
         try:
             await self.http.get(url)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise _unreachable(url, error) from None
 
     async def ask(self, request: BenchRequest, trace: Trace) -> None:
@@ -321,13 +321,13 @@ class HttpConnection:
         try:
             try:
                 await self._stream(url, body, trace)
-            except httpx.RemoteProtocolError:
+            except httpx2.RemoteProtocolError:
                 if trace.first_event_s is not None:
                     raise
                 # The server had closed the idle connection, as llama-server does. Retry once on a new one.
                 await self.open()
                 await self._stream(url, body, trace)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise _unreachable(url, error) from None
         except ValueError as error:
             raise BackendUnavailable(f"{url} sent an event that is not JSON ({error})") from None
@@ -337,7 +337,7 @@ class HttpConnection:
         events = EventReader()
         trace.send()
         async with self.http.stream("POST", url, json=body) as response:
-            if response.status_code != httpx.codes.OK:
+            if response.status_code != httpx2.codes.OK:
                 raise _refusal(url, response.status_code, await response.aread())
             async for chunk in response.aiter_raw():
                 arrived_s = time.perf_counter()
@@ -378,12 +378,12 @@ class EventReader:
         return events
 
 
-def _http(server: Server) -> httpx.AsyncClient:
+def _http(server: Server) -> httpx2.AsyncClient:
     key = server.address.token
-    return httpx.AsyncClient(
+    return httpx2.AsyncClient(
         headers={"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})},
         # A long prompt may take any time, and the user can press Ctrl-C.
-        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
         # A proxy from the environment is for other machines, not for this one.
         trust_env=not is_loopback(server.http_base),
         # Without TLS there is nothing to verify, and reading the system's certificates takes 30 ms.
@@ -391,20 +391,20 @@ def _http(server: Server) -> httpx.AsyncClient:
     )
 
 
-async def _page(server: Server, url: str) -> httpx.Response:
+async def _page(server: Server, url: str) -> httpx2.Response:
     try:
         async with _http(server) as http:
             return await http.get(url, timeout=CONNECT_TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise _unreachable(url, error) from None
 
 
 async def _served_models(server: Server) -> list[dict[str, Any]]:
     url = f"{server.http_base}/models"
     page = await _page(server, url)
-    if page.status_code == httpx.codes.NOT_FOUND:
+    if page.status_code == httpx2.codes.NOT_FOUND:
         return []
-    if page.status_code != httpx.codes.OK:
+    if page.status_code != httpx2.codes.OK:
         raise _refusal(url, page.status_code, page.content)
     try:
         listed = page.json()
@@ -428,7 +428,7 @@ def _must_count(counts: Counts | None, server: Server) -> Counts:
 
 
 def _refusal(url: str, status: int, body: bytes) -> EdgeAgentError:
-    if status == httpx.codes.UNAUTHORIZED:
+    if status == httpx2.codes.UNAUTHORIZED:
         return Unauthorized(f"{url} asks for an API key; give it with --api-key")
     try:
         event = json.loads(body)
@@ -436,10 +436,10 @@ def _refusal(url: str, status: int, body: bytes) -> EdgeAgentError:
         event = None
     if isinstance(event, dict) and event.get("error"):
         error = _error_object(event)
-        if status == httpx.codes.TOO_MANY_REQUESTS:
+        if status == httpx2.codes.TOO_MANY_REQUESTS:
             return Overloaded(f"{url} answers with HTTP {status}: {error.get('message')}")
         return BackendUnavailable(f"{url} answers with HTTP {status}: {error.get('message')}")
-    if status == httpx.codes.NOT_FOUND:
+    if status == httpx2.codes.NOT_FOUND:
         return NotFound(f"{url} does not exist (HTTP 404): is that an OpenAI-compatible server?")
     return BackendUnavailable(f"{url} answers with HTTP {status}")
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-import httpx
+import httpx2
 
 from edgeagent.client.address import Address, is_loopback
 from edgeagent.client.answer import TERMINAL
@@ -34,7 +34,7 @@ class Background:
         self._after = -1
         # Since when the daemon cannot be reached. A sleep counts only if it begins after that.
         self._lost_at_s: float | None = time.monotonic()
-        self._http: httpx.AsyncClient | None = None
+        self._http: httpx2.AsyncClient | None = None
         self._lines: AsyncIterator[str] | None = None
 
     async def next(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Background:
         while True:
             try:
                 event = await self._read()
-            except (httpx.TransportError, BackendUnavailable) as lost:
+            except (httpx2.TransportError, BackendUnavailable) as lost:
                 self._lost_at_s = self._lost_at_s or time.monotonic()
                 if time.monotonic() - self._lost_at_s > (FIRST_REACH_S if self._id is None else REACH_S):
                     raise BackendUnavailable(f"the daemon cannot be reached: {lost}") from None
@@ -94,18 +94,18 @@ class Background:
             try:
                 async with await connected(self._locate) as http:
                     await http.post(f"responses/{self._id}/cancel")
-            except httpx.TransportError as lost:
+            except httpx2.TransportError as lost:
                 raise BackendUnavailable(f"the daemon cannot be reached: {lost}", retry_after_s=RETRY_S) from None
 
 
-async def connected(locate: Callable[[], Address], silence_s: float = SILENCE_S) -> httpx.AsyncClient:
+async def connected(locate: Callable[[], Address], silence_s: float = SILENCE_S) -> httpx2.AsyncClient:
     """Return an HTTP client of the daemon's /v1, which waits up to `silence_s` for the next bytes."""
     address = await asyncio.to_thread(locate)
-    return httpx.AsyncClient(
+    return httpx2.AsyncClient(
         base_url=address.http_url,
         headers={"Authorization": f"Bearer {address.token}"} if address.token else {},
         verify=address.tls() or True,
-        timeout=httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S),
+        timeout=httpx2.Timeout(silence_s, connect=CONNECT_TIMEOUT_S),
         trust_env=not is_loopback(address.http_url),
     )
 

@@ -41,7 +41,7 @@ class Choice:
 async def choose(locate: Callable[[], Address], request: Mapping[str, Any]) -> Choice:
     """Ask for a choice. Raise the daemon's error, BackendUnavailable, or ConfigError as `Client.open` does."""
     # Imported here, so that applications that do not use it start sooner.
-    import httpx
+    import httpx2
 
     from edgeagent.client.background import connected, refusal_of
 
@@ -49,7 +49,7 @@ async def choose(locate: Callable[[], Address], request: Mapping[str, Any]) -> C
         async with await connected(locate, _TIMEOUT_S) as http:
             base = str(http.base_url).rstrip("/").removesuffix("/v1")
             reply = await http.post(f"{base}/edgeagent/choose", json=request)
-    except httpx.TransportError as lost:
+    except httpx2.TransportError as lost:
         raise BackendUnavailable(f"the daemon cannot be reached: {lost}") from None
     if reply.is_error:
         raise wire_error(refusal_of(reply.content, reply.status_code))

