@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+import psutil
+
 from edgeagent.config import StoreConfig
 from edgeagent.errors import ConfigError, EdgeAgentError, InvalidRequest, ModelLoadFailed, StoreError
 from edgeagent.store.gguf.header import GgufHeader, validate_model
@@ -200,24 +202,12 @@ def _flush(path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete the unfinished files of processes that no longer run. On Windows nothing is deleted."""
+    """Delete the unfinished files of processes that no longer run."""
     with suppress(OSError):
         for path in folder.iterdir():
             match = _TEMPORARY.fullmatch(path.name)
-            if match and not _is_running(int(match["pid"])):
+            if match and not psutil.pid_exists(int(match["pid"])):
                 path.unlink(missing_ok=True)
-
-
-def _is_running(pid: int) -> bool:
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ OWNERS: dict[str, set[str]] = {
     "opentelemetry": {"daemon"},
     # The session of OpenTelemetry's exporter.
     "requests": {"daemon"},
-    "psutil": {"usable", "runtime_file", "engine", "worker", "daemon", "doctor", "cli"},
+    "psutil": {"usable", "quantize", "runtime_file", "engine", "worker", "daemon", "doctor", "cli"},
     "websockets": {"client", "bench"},
 }
 # The rooms (sub-packages) of a part, and what each may import from the same folder: other rooms and the folder's own
