@@ -198,12 +198,6 @@ class Server:
     restart: Callable[[], None] | None = None
 
     @property
-    def http_base(self) -> str:
-        """The HTTP base URL, which ends in /v1."""
-        base = self.address.url.rstrip("/").removesuffix("/responses").removesuffix("/v1")
-        return ("http" + base.removeprefix("ws") if base.startswith("ws") else base) + "/v1"
-
-    @property
     def ignores_eos(self) -> bool:
         """Whether the server always generates the requested length, past the model's own end of the answer."""
         return self.transport == "http" and self.kind in IGNORE_EOS_FIELDS
@@ -299,7 +293,7 @@ class HttpConnection:
 
     async def open(self) -> None:
         """Open the connection now. See Connection.open."""
-        url = f"{self.server.http_base}/models"
+        url = f"{self.server.address.http_url}/models"
         try:
             await self.http.get(url)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -317,7 +311,7 @@ class HttpConnection:
             **IGNORE_EOS_FIELDS.get(self.server.kind, {}),
             **(request.own if self.server.kind == "edgeagent" else {}),
         }
-        url = f"{self.server.http_base}/chat/completions"
+        url = f"{self.server.address.http_url}/chat/completions"
         try:
             try:
                 await self._stream(url, body, trace)
@@ -385,7 +379,7 @@ def _http(server: Server) -> httpx2.AsyncClient:
         # A long prompt may take any time, and the user can press Ctrl-C.
         timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
         # A proxy from the environment is for other machines, not for this one.
-        trust_env=not is_loopback(server.http_base),
+        trust_env=not is_loopback(server.address.http_url),
         # Without TLS there is nothing to verify, and reading the system's certificates takes 30 ms.
         verify=server.address.tls() or False,
     )
@@ -400,7 +394,7 @@ async def _page(server: Server, url: str) -> httpx2.Response:
 
 
 async def _served_models(server: Server) -> list[dict[str, Any]]:
-    url = f"{server.http_base}/models"
+    url = f"{server.address.http_url}/models"
     page = await _page(server, url)
     if page.status_code == httpx2.codes.NOT_FOUND:
         return []

@@ -207,7 +207,7 @@ def facts_of(server: Server, workload: Workload) -> dict[str, str]:
     from edgeagent.cli.link import ask
     from edgeagent.client.address import is_loopback
 
-    is_here = is_loopback(server.http_base)
+    is_here = is_loopback(server.address.http_url)
     facts = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs"
         if is_here

@@ -111,7 +111,7 @@ async def test_ours_is_recognised_however_its_url_is_written(url: str, transport
             "edgeagent",
             False,
         )
-        assert server.http_base == f"{daemon.url}/v1"
+        assert server.address.http_url == f"{daemon.url}/v1"
         assert (await asked(server)).counts == Counts(6, 0, 4)
         assert (await find_server(Address(address), model="small")).model == "small"
         with pytest.raises(ModelNotFound, match="it has big, small"):

@@ -204,7 +204,7 @@ async def num_disk_blocks(server: Server) -> int:
 
 def purge(server: Server) -> None:
     """Purge all prompts of an edgeagent."""
-    http = Address(server.http_base.removesuffix("/v1"), server.address.token)
+    http = Address(server.address.http_url.removesuffix("/v1"), server.address.token)
     ask(http, "/edgeagent/cache/purge", "POST", body={})
 
 
