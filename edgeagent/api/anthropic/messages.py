@@ -118,10 +118,6 @@ class MessageAnswer(Answer):
         super().__init__(create.request.id, create.request.model, [ChatSoFar()], 1)
         self.create = create
 
-    def take(self, index: int, step: Step) -> None:
-        for delta in step.deltas:
-            self.choices[index].add(delta)
-
     def body(self) -> AnthropicAnswer:
         [choice] = self.choices
         content: list[ThinkingContent | TextContent | ToolUseContent] = []

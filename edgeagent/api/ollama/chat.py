@@ -169,7 +169,7 @@ class OllamaAnswer(AnswerWriter, Sink):
         return self._answer.choices[0].started
 
     def put(self, step: Step) -> None:
-        self._answer.take(0, step)
+        self._answer.choices[0].take(step)
         if step.deltas and isinstance(step.deltas[-1], Finished):  # earlier steps may wait in the worker
             self._answer.delivery_time.add(step.at_s)
 
@@ -196,11 +196,11 @@ class OllamaAnswer(AnswerWriter, Sink):
         if isinstance(delta, Started) and self._started is None:
             self._started = started_body(delta)
         if isinstance(delta, ToolCallDelta | Started):
-            self._answer.add(0, delta)
+            self._answer.choices[0].add(delta)
             return []
         calls, self._num_calls_sent = self._calls(self._num_calls_sent), len(self._answer.choices[0].calls)
         lines = [self._line(self._to_fields(calls=calls))] if calls else []
-        self._answer.add(0, delta)
+        self._answer.choices[0].add(delta)
         match delta:
             case TextDelta(text, logprobs):
                 lines.append(self._line(self._to_fields(text), logprobs))

@@ -102,11 +102,15 @@ class GenerationMetrics(Shape):
 
 
 @dataclass(slots=True)
-class ChoiceSoFar:
+class ChoiceSoFar(ABC):
     """One choice while it is generated. A subclass adds text and calls. `finished` is None until the choice ends."""
 
     started: Started | None = None
     finished: Finished | None = None
+
+    @abstractmethod
+    def take(self, step: Step) -> object:
+        """Add a step to the choice."""
 
     def end(self) -> Finished:
         """Return the terminal delta. The choice must have ended."""
@@ -130,10 +134,6 @@ class Answer(ABC):
         self.choices = choices
         self._num_of_a_prompt = num_of_a_prompt
         self.delivery_time = DeliveryTime()
-
-    @abstractmethod
-    def take(self, index: int, step: Step) -> None:
-        """Add a step of the choice `index` to the answer."""
 
     @abstractmethod
     def body(self) -> object:

@@ -111,6 +111,10 @@ class ChatSoFar(ChoiceSoFar):
             message["tool_calls"] = [_call(started, "".join(parts)) for started, parts in self.calls]
         return message
 
+    def take(self, step: Step) -> None:
+        for delta in step.deltas:
+            self.add(delta)
+
     def add(self, delta: Delta) -> None:
         """Add a delta to the choice."""
         match delta:
@@ -142,14 +146,6 @@ class ChatAnswer(Answer):
     def __init__(self, completion_id: str, model: str, num_choices: int, *, has_functions: bool = False) -> None:
         super().__init__(completion_id, model, [ChatSoFar() for _ in range(num_choices)], num_choices)
         self.has_functions = has_functions
-
-    def add(self, index: int, delta: Delta) -> None:
-        """Add a delta to the choice `index`."""
-        self.choices[index].add(delta)
-
-    def take(self, index: int, step: Step) -> None:
-        for delta in step.deltas:
-            self.add(index, delta)
 
     def body(self) -> ChatCompletion:
         choices: list[ChatChoice] = [

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
-from edgeagent.api.openai.answer import Answer, reworded
+from edgeagent.api.openai.answer import Answer, ChoiceSoFar, reworded
 from edgeagent.api.openai.chat_answer import ChatAnswer, ChatChunks, ChatCompletion
 from edgeagent.api.openai.chat_body import ChatBody, read_chat
 from edgeagent.api.openai.text_answer import TextAnswer, TextChunks, TextCompletion
@@ -82,13 +82,13 @@ async def respond(
 class _Choice(Sink):
     """The sink of a choice of an answer that is sent as one body."""
 
-    def __init__(self, answer: Answer, index: int) -> None:
+    def __init__(self, answer: Answer, choice: ChoiceSoFar) -> None:
         self._answer = answer
-        self._index = index
+        self._choice = choice
         self.num_logprobs = 0
 
     def put(self, step: Step) -> None:
-        self._answer.take(self._index, step)
+        self._choice.take(step)
         if step.deltas and isinstance(step.deltas[-1], Finished):  # earlier steps may wait in the worker
             self._answer.delivery_time.add(step.at_s)
         self.num_logprobs += num_logprobs(step)
@@ -96,7 +96,7 @@ class _Choice(Sink):
 
 async def _collect(run: Generate, answer: Answer) -> bytes:
     """Run the requests to their ends, and return the whole answer as JSON."""
-    choices = [_Choice(answer, index) for index in range(len(answer.choices))]
+    choices = [_Choice(answer, choice) for choice in answer.choices]
     await run(choices)
     make: Callable[[], bytes] = lambda: bytes(JSONResponse(answer.body()).body)  # noqa: E731
     # So that other streams go on.

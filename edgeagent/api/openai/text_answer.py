@@ -106,9 +106,6 @@ class TextAnswer(Answer):
         super().__init__(completion_id, first[0].model, [TextSoFar() for _ in completion.requests], len(first))
         self.completion = completion
 
-    def take(self, index: int, step: Step) -> None:
-        self.choices[index].take(step)
-
     def body(self) -> object:
         """Return the whole completion, with the best choices of each prompt.
 
