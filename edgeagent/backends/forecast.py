@@ -207,7 +207,8 @@ class Forecast:
         measured, whose = self._measured, (request.cache.partition, _adapter(request))
         if measured is None or measured.prompt is not request.prompt or measured.whose != whose:
             beginnings = list(self._beginnings(request))
-            num_bytes = beginnings[-1][1] if beginnings else prompt_bytes(request)
+            is_whole = beginnings and len(beginnings) == len(_are_answers(request))
+            num_bytes = beginnings[-1][1] if is_whole else prompt_bytes(request)
             measured = self._measured = _Measured(request.prompt, whose, num_bytes, beginnings)
         return measured
 
@@ -463,7 +464,7 @@ class Forecast:
         num_known, is_answer_known = 0, False
         if request.cache.read:
             for (beginning, num_bytes), is_answer in zip(
-                self._measure(request).beginnings, _are_answers(request), strict=True
+                self._measure(request).beginnings, _are_answers(request), strict=False
             ):
                 # The model's own answer to a known prompt is cached too.
                 if beginning not in self._prefixes and not (is_answer and is_answer_known):
@@ -474,17 +475,22 @@ class Forecast:
     def _beginnings(self, request: GenerateRequest) -> Iterator[tuple[bytes, int]]:
         """Yield the digest and the length in bytes of each prefix of a conversation, the shortest first.
 
-        If the prompt is no conversation, yield only those of the whole prompt.
+        If the prompt is no conversation, yield only those of the whole prompt. Prefixes that cannot fit into the
+        context are not cached, and digests take 1.5 ms of the event loop for a megabyte, so they are left out.
         """
+        most = self.context_length * MOST_BYTES_PER_TOKEN
         prompt, client, adapter = request.prompt, request.cache.partition, _adapter(request)
         if not isinstance(prompt, ChatPrompt):
-            yield self._prefixes.digest(client, adapter, prompt), prompt_bytes(request)
+            if (num_bytes := prompt_bytes(request)) <= most:
+                yield self._prefixes.digest(client, adapter, prompt), num_bytes
             return
         digest, num_bytes = self._prefixes.digest(client, adapter, prompt.tools), tools_bytes(prompt)
         for message in prompt.messages:
+            num_bytes += message_bytes(message)
+            if num_bytes > most:
+                return
             said = message.role, message.content, message.reasoning, digests(prompt, message)
             digest = self._prefixes.longer(digest, *said)
-            num_bytes += message_bytes(message)
             yield digest, num_bytes
 
 

@@ -364,6 +364,25 @@ def test_the_messages_of_a_prompt_are_read_once(monkeypatch: pytest.MonkeyPatch)
     assert read == 2000
 
 
+def test_prefixes_that_cannot_fit_into_the_context_get_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_digests, longer = 0, KnownPrefixes.longer
+
+    def counted(prefixes: KnownPrefixes, digest: bytes, *parts: object) -> bytes:
+        nonlocal num_digests
+        num_digests += 1
+        return longer(prefixes, digest, *parts)
+
+    monkeypatch.setattr(KnownPrefixes, "longer", counted)
+    forecast = forecast_at()
+    forecast.context_length = 10
+    request = chat("long", *["U" * 50, "A" * 50] * 1000)
+    assert forecast.num_bytes(request) == 100_000 and num_digests == 3
+    compute(forecast, request)
+    text = replace(request, prompt=TextPrompt("U" * 100_000))
+    assert forecast.num_bytes(text) == 100_000
+    forecast.accept(text, 0.0)
+
+
 def test_no_client_fills_the_queue_for_others() -> None:
     forecast = forecast_at()
 
