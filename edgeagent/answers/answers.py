@@ -38,13 +38,13 @@ from edgeagent.answers.rules import (
     why_not_kept,
 )
 from edgeagent.answers.seal import Seal
-from edgeagent.answers.shared import BEFORE_CONTENT, SharedAnswer
+from edgeagent.answers.shared import SharedAnswer
 from edgeagent.answers.store import BUDGET_S, Breaker, EmbeddedStore, Listed, Store, TooSlow, within
 from edgeagent.cache_folder import ensure_secret
 from edgeagent.config import AnswersConfig, Config
 from edgeagent.errors import BackendUnavailable, ConfigError, DeadlineUnreachable, EdgeAgentError, RequestTimeout
 from edgeagent.runtime_file import read_private
-from edgeagent.service.service import Service, status_of
+from edgeagent.service.service import Service, remaining, status_of
 from edgeagent.state_files import ANSWERS_FILE, SIMILAR_FILE
 from edgeagent.types import (
     AnswerOrigin,
@@ -56,6 +56,7 @@ from edgeagent.types import (
     Started,
     Step,
     is_remote,
+    replace,
     unrun,
 )
 
@@ -131,43 +132,6 @@ class _Looked:
     identity: str
     day: str | None
     content: str
-
-
-class Held(Sink):
-    """A sink that holds what comes before the first content, until `release`; content releases it too.
-
-    After `drop`, nothing is passed on any more.
-    """
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._held: list[Step] | None = []
-        self._is_dropped = False
-        self.has_content = asyncio.Event()
-
-    def put(self, step: Step) -> None:
-        if self._is_dropped:
-            return
-        if self._held is None:
-            self._sink.put(step)
-            return
-        self._held.append(step)
-        if any(not isinstance(delta, BEFORE_CONTENT) for delta in step.deltas):
-            self.has_content.set()
-            self.release()
-
-    async def room(self) -> None:
-        await self._sink.room()
-
-    def drop(self) -> None:
-        """Forget what is held and all that comes: another answer is given, while this one is still being cancelled."""
-        self._held, self._is_dropped = [], True
-
-    def release(self) -> None:
-        """Pass on what is held, and from now on each step as it comes."""
-        held, self._held = self._held or [], None
-        for step in held:
-            self._sink.put(step)
 
 
 class Answers:
@@ -270,6 +234,7 @@ class Answers:
 
     async def _answer(self, request: GenerateRequest, use: Use, asked: _Asked, sink: Sink) -> bool:
         """Answer a request; return False if the cache must leave it to the router."""
+        began_s = time.monotonic()
         try:
             question = await self._question(request)
             if question is None:
@@ -293,14 +258,34 @@ class Answers:
             self._give(Found(key, kept, 1.0), "exact", sink)
             return True
         shared = sharing_key(request, question.model)
-        generation = self._running.get(shared) if use.shares else None
-        if generation is not None and generation.is_open:
-            self._count("joined")
-            await self._follow(request, generation, sink, asked)
-        else:
-            self._count("miss")
+        if use.reads and self._joinable(use, shared) is None and await self._give_similar(question, asked, sink):
+            return True
+        request = remaining(replace(request, waited_s=time.monotonic() - began_s))
+        generation = self._joinable(use, shared)
+        self._count("miss" if generation is None else "joined")
+        if generation is None:
             generation = self._begin(request, question, use, key, shared, asked)
-            await self._lead(question, use, generation, sink, asked)
+        await self._follow(request, generation, sink, asked)
+        return True
+
+    def _joinable(self, use: Use, shared: bytes) -> Generation | None:
+        """Return the running generation whose answer a request may share; None if there is none."""
+        generation = self._running.get(shared) if use.shares else None
+        return generation if generation is not None and generation.is_open else None
+
+    async def _give_similar(self, question: Question, asked: _Asked, sink: Sink) -> bool:
+        """Give the answer to a similar question. Return False if there is none, so that the model must answer.
+
+        The model does not begin meanwhile. If it did, it would take the cores from the look-up, and lose them to it.
+        """
+        if self.similar is None:
+            return False
+        found = await self.similar.find(question)
+        if self._has_cancelled(asked, sink):
+            return True
+        if found is None or not self.similar.give(question, found):
+            return False
+        self._give(found, "similar", sink)
         return True
 
     def _has_cancelled(self, asked: _Asked, sink: Sink) -> bool:
@@ -406,34 +391,6 @@ class Answers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return generation
-
-    async def _lead(self, question: Question, use: Use, generation: Generation, sink: Sink, asked: _Asked) -> None:
-        """Follow one's own generation, unless a similar question's answer is found before it has content."""
-        request = question.request
-        if self.similar is None or not use.reads:
-            await self._follow(request, generation, sink, asked)
-            return
-        held = Held(sink)
-        following = asyncio.create_task(self._follow(request, generation, held, asked))
-        finding = asyncio.create_task(self.similar.find(question))
-        content = asyncio.create_task(held.has_content.wait())
-        try:
-            await asyncio.wait({following, finding, content}, return_when=asyncio.FIRST_COMPLETED)
-            found = finding.result() if finding.done() and not finding.cancelled() else None
-            is_first = not (held.has_content.is_set() or following.done() or asked.is_cancelled)
-            if found is not None and is_first and self.similar.give(question, found):
-                held.drop()
-                following.cancel()
-                await asyncio.wait({following})
-                self._give(found, "similar", sink)
-                return
-            finding.cancel()
-            held.release()
-            await following
-        finally:
-            for task in (following, finding, content):
-                task.cancel()
-            await asyncio.gather(following, finding, content, return_exceptions=True)
 
     async def _follow(self, request: GenerateRequest, generation: Generation, sink: Sink, asked: _Asked) -> None:
         """Get a generation's answer to its end. Raise the error that ends it, or what the request's limits say."""

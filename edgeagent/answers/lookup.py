@@ -1,6 +1,6 @@
 """The place for a lookup by similarity: what `Answers` asks of one, and when.
 
-It is asked only if there is no exact answer, beside the model, which has begun by then. So a miss costs no time.
+It is asked only if there is no exact answer, and the model begins after it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ class Similar(Protocol):
         """Read what was learned before."""
 
     async def find(self, question: Question) -> Found | None:
-        """Return an answer that may be given; None if there is none that is sure enough.
-
-        If the model's first content comes earlier, the call is cancelled.
-        """
+        """Return an answer that may be given; None if there is none that is sure enough, or none in a short time."""
 
     def give(self, question: Question, found: Found) -> bool:
         """Book the answer that `find` returned, and return whether it may still be given; then it must be."""

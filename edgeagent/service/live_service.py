@@ -22,7 +22,7 @@ from edgeagent.metrics.meter import ABANDONED, NO_TARGET, UNKNOWN, Meter
 from edgeagent.router.policy import TARGETS, Targets, target_of
 from edgeagent.service.client_sink import Ending
 from edgeagent.service.live_requests import LiveRequests
-from edgeagent.service.service import Service
+from edgeagent.service.service import Service, remaining
 from edgeagent.types import (
     CacheMiss,
     CachePolicy,
@@ -149,7 +149,7 @@ class LiveService:
         meter, code = Meter(partial(self._label, request.model), sink, request, target), ABANDONED
         try:
             with until_revoked(partial(self.cancel, request.id)):
-                await self._service.generate(_remaining(request), meter)
+                await self._service.generate(remaining(request), meter)
         except EdgeAgentError as error:
             code = error.code
             is_predicted = isinstance(error, DeadlineUnreachable) and error.expected_s is not None
@@ -265,25 +265,6 @@ class LiveService:
             self._note_miss(request, meter.model, miss)
         if self._trace is not None:
             self._trace(request, meter, end)
-
-
-def _remaining(request: GenerateRequest) -> GenerateRequest:
-    """Return a request whose limits of time are what its wait has left.
-
-    Raise DeadlineUnreachable or RequestTimeout if nothing is left.
-    """
-    need, limit_s, waited_s = request.need, request.timeout_s, request.waited_s
-    if not waited_s:
-        return request
-    if need.first_token_s is not None:
-        if need.first_token_s <= waited_s:
-            raise DeadlineUnreachable.passed(need.first_token_s)
-        need = replace(need, first_token_s=need.first_token_s - waited_s)
-    if limit_s is not None:
-        if limit_s <= waited_s:
-            raise RequestTimeout.passed(limit_s)
-        limit_s -= waited_s
-    return replace(request, need=need, timeout_s=limit_s, waited_s=0.0)
 
 
 def _place(meter: Meter) -> tuple[str, str]:

@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Protocol
 
 from edgeagent.backends.base import Models
-from edgeagent.errors import ModelNotFound, NotSupported, WorkerCrashed
+from edgeagent.errors import DeadlineUnreachable, ModelNotFound, NotSupported, RequestTimeout, WorkerCrashed
 from edgeagent.router.remote_access import RemoteAccess
-from edgeagent.types import GenerateRequest, ModelInfo, ModelStatus, PurgeCache, RemoteStatus, Sink
+from edgeagent.types import GenerateRequest, ModelInfo, ModelStatus, PurgeCache, RemoteStatus, Sink, replace
 
 
 class Service(Protocol):
@@ -41,6 +41,25 @@ def info_of(models: Models, name: str) -> ModelInfo | None:
     """Return what is known of a model since it was loaded; None if it is not known. `name`: as in `status_of`."""
     status = status_of(models, name)
     return None if status is None else status.info
+
+
+def remaining(request: GenerateRequest) -> GenerateRequest:
+    """Return a request whose limits of time are what its wait has left.
+
+    Raise DeadlineUnreachable or RequestTimeout if nothing is left.
+    """
+    need, limit_s, waited_s = request.need, request.timeout_s, request.waited_s
+    if not waited_s:
+        return request
+    if need.first_token_s is not None:
+        if need.first_token_s <= waited_s:
+            raise DeadlineUnreachable.passed(need.first_token_s)
+        need = replace(need, first_token_s=need.first_token_s - waited_s)
+    if limit_s is not None:
+        if limit_s <= waited_s:
+            raise RequestTimeout.passed(limit_s)
+        limit_s -= waited_s
+    return replace(request, need=need, timeout_s=limit_s, waited_s=0.0)
 
 
 async def purge_memory(service: Service, client: str | None) -> None:

@@ -20,8 +20,8 @@ from tests.patience import patient
 FACTS = "You are the museum's guide. The museum opens at 9 and closes at 17. The toilets are in the basement."
 BEFORE = ("", "Hello, ", "Hi! ", "Excuse me, ", "Good day. ", "Please, ", "Hello there, ", "Hi, ", "Hey, ", "Well, ")
 AFTER = ("", " Thank you!", " Thanks!", " Thank you very much.", " Many thanks.", " Thanks a lot!", " Cheers!", " Bye!")
-# One wording with what people say before and after it. A model this small may be faster than the embedding of a
-# question, more often on a busy machine, so many are tried.
+# One wording with what people say before and after it. The bundled model does not answer all of them alike, so the
+# first comparisons may be wrong, and many are tried.
 WORDINGS = [f"{before}where are the toilets?{after}" for after in AFTER for before in BEFORE]
 FLAGS = ("--answers-similar", "--answers-max-error", "0.4")
 
@@ -65,7 +65,7 @@ def listed(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def load_embedding_model(daemon: Daemon) -> None:
-    """Load the embedding model: until it is there, the model that answers is always faster."""
+    """Load the embedding model: until it is there, no answer waits for it."""
     body = {"model": "all-minilm-l6-v2", "input": "Hello"}
     httpx.post(f"{daemon.url}/v1/embeddings", json=body, timeout=patient(60)).raise_for_status()
 
@@ -87,7 +87,7 @@ def test_similar_questions_are_learned_and_kept(models: Path, tmp_path: Path) ->
         assert "kind" not in own
         found = first_similar(daemon, WORDINGS[:40])
         assert 0.7 < found["similarity"] <= 1
-        # It is whole: no part of the model's own answer, which had begun, is before it.
+        # It is whole, and one of those that the model gave.
         assert found["text"] in {own["text"], *(each["text"] for each in listed(daemon))}
         # What the guards refuse, and what may not be looked up, is asked of the model.
         assert "kind" not in ask(daemon, "Where are the toilets now?")

@@ -44,10 +44,10 @@ from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
 from edgeagent.answers.similar.memory import Lookup, Memory
 from edgeagent.answers.similar.place import asked_text, place_of
 from edgeagent.answers.similar.records import Kept, Learned, Records
-from edgeagent.answers.store import Store, TooSlow
+from edgeagent.answers.store import Breaker, Store, TooSlow, within
 from edgeagent.config import AnswersConfig
 from edgeagent.errors import EdgeAgentError
-from edgeagent.service.service import Service
+from edgeagent.service.service import Service, status_of
 from edgeagent.types import (
     AnswerPolicy,
     CachePolicy,
@@ -59,6 +59,7 @@ from edgeagent.types import (
     Step,
     TextPrompt,
     Tier,
+    WorkerState,
     replace,
 )
 
@@ -71,6 +72,8 @@ _MAX_WAITING = 64  # comparisons, or checks, that wait; a further one is not mad
 _MAX_BUSY_S = 60.0  # how long a model is not asked since requests run; after that, in the time that they leave
 _LOOK_S = 0.25
 _TIMEOUT_S = 120.0
+_WAIT_S = 0.5
+"""How long an answer waits for a look-up: usually some 10 ms, but the embedding model's worker may be busy or hang."""
 _FRESH_S = 1.0
 """How old what is known of a shared log may be when an answer is given."""
 _PAGE = 500
@@ -124,6 +127,7 @@ class SimilarAnswers:
         self._position = FIRST  # up to which the log is applied
         self._fresh_until_s = 0.0
         self._following: asyncio.Task[bool] | None = None
+        self._breaker = Breaker()
         self.trouble: str | None = None
 
     async def start(self) -> None:
@@ -171,8 +175,13 @@ class SimilarAnswers:
         self._pending[question.request.id] = looking
         while len(self._pending) > _MAX_PENDING:
             self._pending.popitem(last=False)[1].cancel()
-        # If the model is faster, this call is cancelled, but its answer still teaches the boundary.
-        asked = await asyncio.shield(looking)
+        if not self._is_embedder_loaded():
+            return None
+        try:
+            # A look-up that takes longer still teaches the boundary.
+            asked = await within(_WAIT_S, self._breaker, lambda: asyncio.shield(looking))
+        except TooSlow:
+            return None
         if asked is None or asked.lookup is None or not asked.lookup.is_sure:
             return None
         near = asked.lookup.near
@@ -227,7 +236,8 @@ class SimilarAnswers:
         models, name = self._service.models, self._options.embedding_model
         try:
             answer = await models.ask(name, Embed((TextPrompt(text),), truncate=True))
-            file = next((self._file_of(status) for status in models.statuses() if name in status.names), name)
+            status = status_of(models, name)
+            file = name if status is None else self._file_of(status)
         except EdgeAgentError as error:
             if self.trouble is None:
                 logger.warning("no answer is found by similarity: %s", error)
@@ -239,6 +249,11 @@ class SimilarAnswers:
                 self._apply(Forgotten(None))
             self._embedder, self._position, self._fresh_until_s = file, FIRST, 0.0
         return vector_of(answer.embeddings[0].vector)
+
+    def _is_embedder_loaded(self) -> bool:
+        """Whether no answer would wait for the load of the embedding model, which takes seconds."""
+        status = status_of(self._service.models, self._options.embedding_model)
+        return status is None or status.state is WorkerState.READY
 
     def _file_of(self, status: ModelStatus) -> str:
         """Return what changes with the file of the embedding model. The hash of a large file may not be known.

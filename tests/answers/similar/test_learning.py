@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,44 +31,43 @@ from edgeagent.types import (
     Started,
     TextDelta,
     TextQuery,
+    WorkerState,
     replace,
 )
 from tests.answers.caches import SEAL, ModelBackend, asking, caching
 from tests.answers.test_answers import replace_file
-from tests.backends.fake import Act, Gate, finished
+from tests.backends.fake import Act, finished
 from tests.patience import patient
+
+NUMBERS = itertools.count()
 
 
 class OneVector(ModelBackend):
-    """A backend whose embedding model finds all texts alike. It answers a question once that was embedded.
+    """A backend whose embedding model finds all texts alike, after `embeds` is set."""
 
-    If it `is_slow`, it does not, so that a kept answer comes first.
-    """
-
-    is_slow = False
     says = "Downstairs."
     ends = FinishReason.STOP
+    state = WorkerState.READY
 
     def __init__(self, path: Path) -> None:
-        self.embedded = Gate()
+        self.embeds = asyncio.Event()
+        self.embeds.set()
         self.num_others = 0
         super().__init__(path, self._answer)
 
     def _answer(self, request: GenerateRequest) -> Iterable[Act]:
-        self.embedded = Gate()
-        return Started(3, 0), self.embedded, TextDelta(self.says), finished(self.ends)
+        return Started(3, 0), TextDelta(self.says), finished(self.ends)
 
     async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
         """Return one vector for all texts."""
         if not isinstance(query, Embed):
             return await super().ask(name, query)
-        if not self.is_slow:
-            self.embedded.opened.set()
+        await self.embeds.wait()
         return QueryAnswer(embeddings=(Embedding(struct.pack("<4f", 1, 0, 0, 0), 4),))
 
     def statuses(self) -> list[ModelStatus]:
         """Return the models with `num_others` requests of other clients."""
-        return [replace(status, num_live=self.num_others) for status in super().statuses()]
+        return [replace(status, num_live=self.num_others, state=self.state) for status in super().statuses()]
 
 
 class Always(Random):
@@ -77,9 +77,9 @@ class Always(Random):
         return 0.0
 
 
-async def ask(answers: Answers, text: str, policy: AnswerPolicy, max_tokens: int | None = None) -> str:
+async def ask(answers: Answers, text: str, policy: AnswerPolicy, **fields: Any) -> str:
     """Ask, and return the kind of the kept answer; "" if the model answered."""
-    request = asking(text, max_tokens=max_tokens)
+    request = asking(f"{text} {next(NUMBERS)}", **fields)
     prompt, cache = ChatPrompt((Message("user", text),)), replace(request.cache, answers=policy)
     ending = Ending()
     await answers.generate(replace(request, prompt=prompt, cache=cache), ending)
@@ -108,43 +108,64 @@ async def test_a_client_that_only_reads_teaches_and_leaves_nothing(model_file: P
         assert [each.num_wrong for each in similar.memory.boundaries.values()] == [0]
         assert similar.memory.num_questions == answers.store.num_answers == 1
         # Their vectors are equal, so one right answer is enough for this bound.
-        backend.is_slow = True
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.READ) == "similar"
 
 
-async def test_a_lookup_that_ends_after_the_first_content_gives_nothing_and_teaches(model_file: Path) -> None:
-    class ContentFirst(OneVector):
-        """It embeds a question once its answer has begun, and ends the answer later."""
-
-        is_slow = True
-
-        def _answer(self, request: GenerateRequest) -> Iterable[Act]:
-            self.embedded, self.has_begun = Gate(), asyncio.Event()
-            yield Started(3, 0)
-            yield TextDelta("Downstairs.")
-            self.has_begun.set()
-            yield self.embedded
-            yield finished()
-
-        async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
-            await self.has_begun.wait()
-            return await super().ask(name, query)
-
-    backend = ContentFirst(model_file)
+async def test_the_model_begins_after_the_lookup(model_file: Path) -> None:
+    backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        similar = await taught(answers, backend)
+        backend.embeds.clear()
+        num_asked = len(backend.requests)
+        client = asyncio.create_task(ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE))
+        await until(lambda: len(similar._pending) == 1)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(backend.requests) == num_asked
+        backend.embeds.set()
+        assert await client == "similar"
+
+
+async def test_equal_requests_that_are_looked_up_share_one_answer(model_file: Path) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake") as answers:
         similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
         answers.similar = similar
         await similar.start()
-        for number, hello in enumerate(("", "Hello, ", "Hi, ", "Hello there, ")):
-            client = asyncio.create_task(ask(answers, f"{hello}where are the toilets?", AnswerPolicy.USE))
-            await until(lambda: any(looking.done() for looking in similar._pending.values()))
-            await asyncio.sleep(0)
-            await answers.listed(None, 1)  # what was read before from the store has come
-            backend.embedded.opened.set()
-            assert await client == ""
-            await similar.settled()
-            assert similar.status()["num_compared"] == number
-        assert similar.status()["num_checked"] == 0
+        backend.embeds.clear()
+        asked = [asyncio.create_task(ask(answers, "Where are the toilets?", AnswerPolicy.USE)) for _ in range(3)]
+        await until(lambda: len(similar._pending) == 3)
+        backend.embeds.set()
+        assert await asyncio.gather(*asked) == ["", "joined", "joined"]
+        assert len(backend.requests) == 1
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+async def test_a_lookup_that_takes_long_is_not_waited_for_and_teaches(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, *, is_loaded: bool
+) -> None:
+    """A model that is still loaded takes seconds, so nothing waits for it at all."""
+    monkeypatch.setattr(similar_answers, "_WAIT_S", 0.001 if is_loaded else patient(1000.0))
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        similar = await taught(answers, backend)
+        backend.embeds.clear()
+        backend.state = WorkerState.READY if is_loaded else WorkerState.STARTING
+        async with asyncio.timeout(patient(10)):
+            for hello in ("Hi", "Hello there", "Hey", "Excuse me", "Please"):  # more than the breaker allows
+                assert await ask(answers, f"{hello}, where are the toilets?", AnswerPolicy.USE) == ""
+        assert similar.status()["num_compared"] == 1
+        backend.embeds.set()
+        await similar.settled()
+        assert similar.status()["num_compared"] == 6
+
+
+async def test_a_lookup_counts_in_the_limits_of_a_request(model_file: Path) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        assert await ask(answers, "Where are the toilets?", AnswerPolicy.USE, timeout_s=1000.0) == ""
+        limit_s = backend.requests[-1].timeout_s
+        assert limit_s is not None and 0.0 < limit_s < 1000.0
 
 
 async def test_a_lookup_that_fails_leaves_the_question_to_the_model(
@@ -269,7 +290,7 @@ async def test_answers_are_checked_when_nothing_else_runs(model_file: Path, monk
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
         similar = await taught(answers, backend)
-        backend.num_others, backend.is_slow = 1, True
+        backend.num_others = 1
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
         num_asked = len(backend.requests)
         for _ in range(50):
@@ -278,7 +299,6 @@ async def test_answers_are_checked_when_nothing_else_runs(model_file: Path, monk
         backend.num_others = 0
         await until(lambda: len(backend.requests) > num_asked)
         assert backend.requests[-1].is_ahead
-        backend.embedded.opened.set()
         await similar.settled()
         assert similar.status()["num_checked"] == 1
 
@@ -292,14 +312,13 @@ async def test_a_check_counts_though_its_answer_is_forgotten_meanwhile(
     options: dict[str, Any] = {"similar": True, "embedding_model": "fake", "max_error": 0.3, "judge": "text"}
     async with caching(backend, **options) as answers:
         similar = await taught(answers, backend)
-        backend.num_others, backend.is_slow, backend.says = 1, True, "Upstairs."
+        backend.num_others, backend.says = 1, "Upstairs."
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
         for each in await answers.listed(None, 5):
             assert await answers.forget_one(each.id, None)
         num_asked = len(backend.requests)
         backend.num_others = 0
         await until(lambda: len(backend.requests) > num_asked)
-        backend.embedded.opened.set()
         await similar.settled()
         status = similar.status()
         assert (status["num_questions"], status["num_checked"], status["num_found_wrong"]) == (0, 1, 1)
@@ -313,16 +332,13 @@ async def test_a_check_that_waits_while_all_is_forgotten_does_not_count(
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
         similar = await taught(answers, backend)
-        backend.num_others, backend.is_slow = 1, True
+        backend.num_others = 1
         for hello in ("Hi", "Hello there"):  # one check has begun, and one waits for it
             assert await ask(answers, f"{hello}, where are the toilets?", AnswerPolicy.USE) == "similar"
         similar.forget(None)
         num_asked = len(backend.requests)
         backend.num_others = 0
-        await until(lambda: len(backend.requests) == num_asked + 1)
-        backend.embedded.opened.set()
         await until(lambda: len(backend.requests) == num_asked + 2)
-        backend.embedded.opened.set()
         await similar.settled()
         assert similar.status()["num_checked"] == 0
 
@@ -335,15 +351,14 @@ async def test_an_answer_of_its_own_that_is_cut_differs_from_a_whole_one(
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
         similar = await taught(answers, backend, max_tokens=2)
-        backend.is_slow, backend.ends = True, FinishReason.LENGTH
+        backend.ends = FinishReason.LENGTH
         num_asked = len(backend.requests)
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE, max_tokens=2) == "similar"
         await until(lambda: any(each.is_ahead for each in backend.requests[num_asked:]))
-        backend.embedded.opened.set()
         await similar.settled()
         status = similar.status()
         assert (status["num_checked"], status["num_found_wrong"], status["num_compared"]) == (1, 1, 2)
-        backend.is_slow, num_kept = False, status["num_questions"]
+        num_kept = status["num_questions"]
         assert await ask(answers, "Hello there, where are the toilets?", AnswerPolicy.USE, max_tokens=2) == ""
         await similar.settled()
         status = similar.status()
@@ -368,7 +383,6 @@ async def test_metrics_tell_the_errors_and_what_was_refused(model_file: Path) ->
         for text in ("Where are the toilets?", "Hello, where are the toilets?", "Where is toilet 5?"):
             assert await ask(answers, text, AnswerPolicy.USE) == ""
             await similar.settled()
-        backend.is_slow = True
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
         assert error("expected") == similar.status()["expected_error"] != 0
         assert similar.memory.refusal("Is it open?") == "context"

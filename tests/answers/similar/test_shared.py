@@ -24,7 +24,7 @@ from edgeagent.answers.similar.index import Vector, as_bytes
 from edgeagent.answers.similar.similar_answers import SimilarAnswers
 from edgeagent.config import AnswersConfig
 from edgeagent.errors import BackendUnavailable
-from edgeagent.types import GenerateRequest, Message, Sink, replace
+from edgeagent.types import GenerateRequest, Message, Sink, WorkerState, replace
 from tests.answers.redis_server import RedisServer
 from tests.answers.similar.paraphrases import stream
 from tests.answers.similar.test_similar import SYSTEM, question
@@ -69,7 +69,8 @@ class Embedder:
 
     def statuses(self) -> list[Any]:
         name = "all-minilm-l6-v2"
-        return [SimpleNamespace(names=(name,), name=name, sha256=self.sha256, num_live=0, is_remote=False)]
+        ready = WorkerState.READY
+        return [SimpleNamespace(names=(name,), name=name, sha256=self.sha256, num_live=0, is_remote=False, state=ready)]
 
     async def generate(self, request: GenerateRequest, sink: Sink) -> None:
         raise BackendUnavailable("it is busy")

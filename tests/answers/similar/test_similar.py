@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from edgeagent.answers.answers import Held
 from edgeagent.answers.key import Question
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
@@ -27,10 +26,7 @@ from edgeagent.types import (
     JsonObjectFormat,
     Message,
     SamplingParams,
-    Sink,
-    Started,
     Step,
-    TextDelta,
     TextPrompt,
     Tool,
     ToolCall,
@@ -139,25 +135,6 @@ async def test_a_model_is_asked_for_its_verdict() -> None:
     assert seen[0].choices == ("yes", "no") and "Over there." in repr(seen[0].prompt)
     assert await is_same_by_model(fail, request, "Where?", ("There.", "Over there.")) is None
     assert await is_same_by_model(run, request, "Where?", ("There.", "x" * 5000)) is None
-
-
-def test_an_answer_that_was_left_for_a_kept_one_gives_no_more_content() -> None:
-    """Its model may still send content until it is cancelled. That would come before the kept answer."""
-
-    class Collected(Sink):
-        def __init__(self) -> None:
-            self.steps: list[Step] = []
-
-        def put(self, step: Step) -> None:
-            self.steps.append(step)
-
-    collected = Collected()
-    held = Held(collected)
-    held.put(Step((Started(8, 0),)))
-    held.drop()
-    held.put(Step((TextDelta("The"),)))
-    held.release()
-    assert collected.steps == []
 
 
 def learned(max_error: float = 0.01) -> Learned:
