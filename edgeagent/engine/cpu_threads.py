@@ -85,15 +85,13 @@ class ThreadGovernor:
     def rest(self) -> None:
         """Record that nothing is computed now.
 
-        What other programs use meanwhile says nothing about the steps to come: one that computed between two answers
-        may have ended. With its time, the next answer would begin with too few threads.
+        Another program that computed between two answers may have ended. If its time counted, the next answer would
+        begin with too few threads. But cores that were idle meanwhile are free, so threads may be added.
         """
         self._has_rested = True
 
     def update(self, now_s: float) -> bool:
         """Measure the load, at most twice a second. Return whether `num_threads` changed. `now_s`: time.monotonic()."""
-        if self._has_rested:
-            self._has_rested, self._last = False, self._sample()
         if now_s - self._last.at_s < _PERIOD_S or self.max_threads == 1:
             return False
         sample = self._sample()
@@ -101,9 +99,10 @@ class ThreadGovernor:
         if elapsed_s < _PERIOD_S / 2:
             return False  # another thread has just measured the load
         others = ((sample.all_s - self._last.all_s) - (sample.own_s - self._last.own_s)) / elapsed_s
-        self._last = sample
         before = self.num_threads
-        self.num_threads = self._choose(self._num_cores - others)
+        least = before if self._has_rested else 1
+        self._last, self._has_rested = sample, False
+        self.num_threads = max(min(least, self.max_threads), self._choose(self._num_cores - others))
         return self.num_threads != before
 
     def _choose(self, free: float) -> int:

@@ -56,6 +56,18 @@ def test_what_others_used_while_nothing_was_computed_does_not_count() -> None:
     assert governor.update(machine.run(1, others=1, own=1)) and governor.num_threads == 1
 
 
+def test_short_answers_take_back_a_core_that_is_free_again() -> None:
+    """None of them computes for as long as the load is measured."""
+    machine = Machine()
+    governor = ThreadGovernor(2, num_cores=2, sample=machine.sample)
+    assert governor.update(machine.run(1, others=1, own=1)) and governor.num_threads == 1
+    for _ in range(3):
+        assert not governor.update(machine.run(0.1, others=0.0, own=1))
+        governor.rest()
+        machine.run(0.05, others=0.0)
+    assert governor.update(machine.run(0.1, others=0.0, own=1)) and governor.num_threads == 2
+
+
 def test_always_leaves_one() -> None:
     machine = Machine()
     governor = ThreadGovernor(4, num_cores=4, sample=machine.sample)
