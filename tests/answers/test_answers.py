@@ -397,7 +397,8 @@ async def test_a_request_with_a_limit_of_time_leads_no_other(model_file: Path) -
         shared.gate.opened.set()
         await asyncio.gather(*(task for task, _ in running))
         assert (await ask(answers, asking("c"))).kind == "exact"
-    assert [request.timeout_s for request in shared.backend.requests] == [60.0, None]
+    limits_s = [request.timeout_s for request in shared.backend.requests]
+    assert limits_s[0] and limits_s[1:] == [None]
 
 
 async def test_a_request_that_is_cancelled_while_it_is_looked_up_ends_as_cancelled(model_file: Path) -> None:
