@@ -237,7 +237,7 @@ class Admission:
         1. At the `boundaries` of the spec, such as the end of the system prompt.
         2. Before the last token if there are no boundaries, for a request that repeats the prompt.
         3. Where the prompt diverges from an earlier prompt with the same prefix.
-        4. At regular intervals.
+        4. At regular intervals, but behind a medium instead of within it: to divide it takes an extra step.
 
         Sliding-window memory can be cut near its end, so only rule 1 applies to it.
         """
@@ -262,6 +262,7 @@ class Admission:
         usable = sequence.tokens[: min(sequence.num_prompt, sequence.num_usable)]
         sequence.add_chunk_end(self._prefixes.num_shared(spec.cache_partition, usable))
         interval = self._prefixes.saver.checkpoint_interval
-        for position in range(interval, sequence.num_prompt, interval):
+        for each in range(interval, sequence.num_prompt, interval):
+            position = sequence.behind_medium(each)
             if all(abs(position - end) >= _MIN_SHARED for end in sequence.chunk_ends):
                 sequence.add_chunk_end(position)

@@ -8,7 +8,6 @@ single-threaded and handles token ids, not text.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import Callable
@@ -48,7 +47,6 @@ from edgeagent.types import CacheStatus, FinishReason, MemoryKind, WorkerStatus
 # Shares of the inter-token-latency budget, for one sequence's restore and for read-outs between two steps, by estimate.
 _BUDGET_SHARE_TO_RESTORE, _BUDGET_SHARE_TO_READ_OUT = 0.1, 0.1
 _WAIT_FOR_DISK_S = 0.05  # until the disk has probably written the queued blocks
-_NUM_ENCODED_AHEAD = 2  # chunks of media: while a step computes one, the next one is encoded
 _LOAD_WAIT_S = 0.005  # how long to wait for a block from disk when there is nothing else to do
 _NO_ERROR = PredictionError(0.0, 0.0)  # too few steps were measured, or there is no draft model
 
@@ -60,8 +58,7 @@ class _Batch:
     `began_s`: when its planning began. `started_s`: when `Runner.submit` began. `ended_s`: when the batch was computed;
     None if that was not waited for yet. `error`: what the runner raised. `has_switched`: whether it is the first with
     another adapter, which took `switch_s`. `plain_s`: how long the batch would take without its drafts; None if it has
-    none or if that is unknown. `is_slowed`: whether it has only embeddings, the next ones were encoded meanwhile, and
-    no stream waits for it.
+    none or if that is unknown.
     """
 
     parts: list[BatchPart]
@@ -73,7 +70,6 @@ class _Batch:
     has_switched: bool = False
     switch_s: float = 0.0
     plain_s: float | None = None
-    is_slowed: bool = False
     error: Exception | None = None
 
 
@@ -136,7 +132,6 @@ class Engine:
         self._finished: _Batch | None = None  # the latest finished batch, until `save_step`
         self._outputs: list[Output] = []  # of the next `finish`
         self._was_media = False  # whether the latest batch had embeddings
-        self._is_encoding = False  # whether embeddings were missing when the latest step began
         self._unsaved: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
 
     @property
@@ -394,9 +389,7 @@ class Engine:
         rank = min(max(each.rank, Rank.INTERACTIVE) if each.is_decoding else each.rank for each in sequences)
         if not self.current_step.begin(shape.num_tokens, expected_s, rank, has_command):
             return False
-        is_alone = not any(sequence.is_decoding for sequence in self._running.values())
-        is_slowed = self._is_encoding and is_alone and all(sequence.span is not None for sequence in sequences)
-        self._batch = batch = _Batch(parts, shape, expected_s, began_s, self._clock(), is_slowed=is_slowed)
+        self._batch = batch = _Batch(parts, shape, expected_s, began_s, self._clock())
         try:
             batch.has_switched = self._turns.apply(self._runner)
             self._runner.submit([part.slice for part in parts], min_tokens)
@@ -475,9 +468,7 @@ class Engine:
         if batch is None or batch.ended_s is None:
             return
         step_s = batch.ended_s - batch.started_s
-        # A slowed step took twice as long. Smaller steps would follow, each of which reads all weights.
-        if not batch.is_slowed:
-            self._costs.observe(batch.shape, step_s - batch.switch_s, self._running.values())
+        self._costs.observe(batch.shape, step_s - batch.switch_s, self._running.values())
         if any(prefixes.saver.has_work for prefixes in self._stores):
             self.wait()
         if self._batch is not None and self._batch.error is not None:
@@ -608,23 +599,24 @@ class Engine:
         return [BatchPart(sequence, num_tokens, (), 0, 0)]
 
     def _end_unreadable(self) -> list[Output]:
-        """Have the next media of each sequence encoded. End the sequences whose media cannot be, with an error."""
+        """Have the next chunk of each sequence's media encoded. End the sequences whose chunk cannot be, with an error.
+
+        No chunk is encoded before the one before it is computed: both would use the same cores.
+        """
         outputs = []
         encoding: tuple[Rank, Embeddings] | None = None
         for sequence in list(self._running.values()):
             if sequence.restoring is not None or not sequence.spec.media:
                 continue
-            ahead = (span for span in sequence.spec.media if span.end > sequence.num_computed)
+            span = next((span for span in sequence.spec.media if span.end > sequence.num_computed), None)
             try:
-                for span in itertools.islice(ahead, _NUM_ENCODED_AHEAD):
-                    is_missing = span.embeddings.take() is None
-                    if is_missing and (encoding is None or sequence.rank < encoding[0]):
-                        encoding = sequence.rank, span.embeddings
+                is_missing = span is not None and span.embeddings.take() is None
+                if span is not None and is_missing and (encoding is None or sequence.rank < encoding[0]):
+                    encoding = sequence.rank, span.embeddings
             except InternalError as error:
                 self._end(sequence)
                 outputs.append(Output(sequence, error=error))
         self._side.note_encoding(encoding)
-        self._is_encoding = encoding is not None
         return outputs
 
     def _limit_trees(self, running: Items[Sequence]) -> list[Sequence]:

@@ -323,6 +323,10 @@ class Sequence:
                 start = end
         return start, self.prompt_end
 
+    def behind_medium(self, position: int) -> int:
+        """Return where the chunk of a medium ends that `position` is within, or `position` if it is within none."""
+        return next((span.end for span in self.spec.media if span.start < position < span.end), position)
+
     def add_chunk_end(self, position: int) -> None:
         """Make a chunk of the prompt end at `position`.
 

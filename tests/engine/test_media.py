@@ -260,29 +260,43 @@ def test_the_steps_of_a_medium_are_whole_micro_batches(form: str, monkeypatch: p
     assert sizes == [24, 36]
 
 
-@pytest.mark.parametrize("is_slowed", [False, True])
-def test_a_step_that_an_encoder_slows_does_not_make_the_later_ones_small(is_slowed: bool) -> None:
-    """The encoder of the next chunk takes half of the cores, so the step takes twice as long."""
-    clock, sizes = FakeClock(), list[int]()
-    costs = warm_costs(64, 1.6)
-    runner = TimedRunner(clock)
-    runner.max_batch, runner.max_whole, decode = 64, 16, runner.decode
+def test_a_chunk_is_encoded_once_the_one_before_it_is_computed() -> None:
+    """Encoder and step would share the cores: neither ends sooner, and the streams beside them wait for both."""
+    runner = FakeRunner(max_batch=8)
+    engine = make_engine(runner, max_running=1)
+    first, second = (media_tokens(name, 20, is_whole=False) for name in (b"a", b"b"))
+    later = FakeEmbeddings(rows_of(second))
+    media = [MediaSpan(1, 21, FakeEmbeddings(rows_of(first))), MediaSpan(21, 41, later)]
+    sequence = engine.add(SequenceSpec("sound", [1, *first, *second, 2], greedy(), 3, media=media))
+    while not later.is_asked:
+        assert engine.has_work
+        engine.step()
+    assert sequence.num_computed >= 21
+    assert run(engine)["sound"][0]
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.RECURRENT, MemoryKind.HYBRID])
+def test_a_state_is_saved_behind_a_medium_and_not_within_it(kind: MemoryKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a tile would be a step of its own, which takes nearly as long as the whole tile."""
+    runner = FakeRunner(memory_kind=kind, num_cells=2048, max_batch=1024)
+    sizes, decode = list[int](), runner.decode
 
     def note(slices: Items[Slice], min_tokens: int = 0) -> None:
         sizes.extend(len(part.tokens) for part in slices if part.rows is not None)
-        runner.step_s = 0.025 * sum(len(part.tokens) for part in slices) * (10 if is_slowed and len(sizes) == 1 else 1)
         decode(slices, min_tokens)
 
-    runner.decode = note  # type: ignore[method-assign]
-    engine = Engine(runner, max_running=1, prefixes=PrefixStore(runner, costs=costs), clock=clock)
-    first, second = (media_tokens(name, 64, is_whole=False) for name in (b"a", b"b"))
-    media = [
-        MediaSpan(1, 65, FakeEmbeddings(rows_of(first))),
-        MediaSpan(65, 129, SlowEmbeddings(rows_of(second), clock, 0.5)),
-    ]
-    engine.add(SequenceSpec("sound", [1, *first, *second, 2], greedy(), 3, media=media))
-    assert run(engine)["sound"][0]
-    assert sizes == [64, 64]
+    monkeypatch.setattr(runner, "decode", note)
+    engine = make_engine(runner, max_running=1, host_bytes=1 << 20)
+    prompt, media = [1] * 20, list[MediaSpan]()
+    for name in (b"a", b"b"):
+        chunk = media_tokens(name, 300, is_whole=False)
+        media.append(MediaSpan(len(prompt), len(prompt) + 300, FakeEmbeddings(rows_of(chunk))))
+        prompt += [*chunk, 2, 3]
+    for end, num_cached in ((7, 0), (8, 620)):
+        sequence = engine.add(SequenceSpec(f"about {end}", [*prompt[:-1], end], greedy(), 3, media=media))
+        run(engine)
+        assert sequence.num_cached >= num_cached
+    assert sizes == [300, 300]
 
 
 @pytest.mark.parametrize(
