@@ -715,6 +715,7 @@ class Engine:
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None
             self._prefixes.cells.reset(sequence.seq_id)
+            self._side.close_for(sequence)
             sequence.batch_ends.forget()  # to compute all output again token by token would take too long
             if sequence.restoring is not None:
                 self._preempt(sequence)

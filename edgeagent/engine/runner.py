@@ -229,6 +229,24 @@ class Chunk:
     payload: Payload
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkRows:
+    """Embeddings that a side context computes instead of tokens; for `is_causal` and `positions`, see Slice.
+
+    `stretches`: see `Runner.place_media`.
+    """
+
+    rows: Rows
+    is_causal: bool
+    positions: Positions | None
+    stretches: Sequence[Stretch]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether their cells can only be copied all at once."""
+        return not self.is_causal or self.positions is not None
+
+
 class SideContext(Protocol):
     """A context that computes one prompt on a thread of its own. It starts paused.
 
@@ -277,10 +295,9 @@ class OpenSideContext(Protocol):
     """Opens a context that computes `tokens` in chunks of at most `chunk` tokens.
 
     The cells of the first `num_known` tokens are not computed: they come through `SideContext.give`. The others stand
-    for `rows`, if there are any: these embeddings attend to each other, so all are one chunk. Returns None if there is
-    not enough memory, or if this memory can only be copied for `rows`.
+    for `media`, if there are any. Returns None if there is not enough memory, or if this memory cannot be copied.
     """
 
     def __call__(
-        self, tokens: Sequence[int], num_known: int, chunk: int, rows: Rows | None = None
+        self, tokens: Sequence[int], num_known: int, chunk: int, media: ChunkRows | None = None
     ) -> SideContext | None: ...

@@ -16,7 +16,7 @@ from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.media_tokens import media_tokens
-from edgeagent.engine.runner import Chunk, Positions, Rows, Slice
+from edgeagent.engine.runner import Chunk, ChunkRows, Positions, Rows, Slice
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.speculation.draft_model import DraftModel
@@ -179,12 +179,14 @@ class FakeSide:
         chunk: int,
         num_chunks: int,
         clock: FakeClock,
-        rows: Rows | None = None,
+        media: ChunkRows | None = None,
+        kind: MemoryKind = MemoryKind.FULL_ATTENTION,
     ) -> None:
-        self.rows = rows
+        self.media = media
         self.clock, self.paused_s = clock, math.inf
         self.tokens, self.num_known, self.chunk = list(tokens), num_known, chunk
-        self.runner = FakeRunner(num_cells=2000, max_batch=512)
+        self.runner = FakeRunner(num_cells=2000, max_batch=512, memory_kind=kind)
+        self.runner.place_media(0, () if media is None else media.stretches)
         self.num_left = num_chunks
         self.chunks: list[Chunk] = []
         self.is_over = self.is_closed = False
@@ -208,8 +210,13 @@ class FakeSide:
             self.is_over = True
             return
         self.num_left -= 1
-        end = min(start + self.chunk, len(self.tokens))
-        self.runner.decode([Slice(0, start, self.tokens[start:end], 0, rows=self.rows, is_causal=self.rows is None)])
+        media = self.media
+        end = len(self.tokens) if media is not None and media.is_one else min(start + self.chunk, len(self.tokens))
+        part = Slice(0, start, self.tokens[start:end], 0)
+        if media is not None:
+            rows = media.rows[start - self.num_known : end - self.num_known]
+            part = part._replace(rows=rows, is_causal=media.is_causal, positions=media.positions)
+        self.runner.decode([part])
         self.chunks.append(Chunk(end - start, end, self.runner.save(0, start, end)))
         self.is_over = end == len(self.tokens)
 

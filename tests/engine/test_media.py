@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
+from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.media_tokens import (
@@ -20,13 +21,23 @@ from edgeagent.engine.media_tokens import (
     is_within_one,
     media_tokens,
 )
-from edgeagent.engine.runner import Rows, Slice
+from edgeagent.engine.runner import ChunkRows, Rows, Slice
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.engine.speculation.ngram import NgramDrafter
 from edgeagent.engine.speculation.proposals import Drafters
 from edgeagent.errors import InternalError
 from edgeagent.types import MemoryKind, Tier
-from tests.engine.support import FakeEmbeddings, greedy, make_engine, naive, positions_of, run
+from tests.engine.support import (
+    FakeEmbeddings,
+    FakeSide,
+    SlowRunner,
+    greedy,
+    make_engine,
+    naive,
+    positions_of,
+    run,
+    step_s,
+)
 from tests.fakes import ALWAYS, FakeClock, FakeRunner, FakeTier, rows_of, warm_costs
 
 
@@ -208,6 +219,42 @@ def test_streams_go_on_while_a_medium_is_encoded_and_computed(can_mix: bool) -> 
         without = 0 if any(output.sequence.id == "stream" for output in outputs) else without + 1
         most_without = max(most_without, without)
     assert most_without == (0 if can_mix else 1)
+
+
+@pytest.mark.parametrize("form", ["in parts", "of one position", "whole"])
+@pytest.mark.parametrize(("num_tokens", "is_aside"), [(60, True), (8, False)])
+def test_beside_streams_a_chunk_that_takes_longer_than_their_target_is_computed_aside(
+    form: str, num_tokens: int, is_aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, sides, in_steps = FakeClock(), list[FakeSide](), list[Slice]()
+    runner, costs = SlowRunner(clock, sides), CostModel(512)
+    for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        costs.observe(StepShape.alone(size, 0), step_s(size))
+    decode = runner.decode
+
+    def note(slices: Items[Slice], min_tokens: int = 0) -> None:
+        in_steps.extend(part for part in slices if part.rows is not None)
+        decode(slices, min_tokens)
+
+    def open_side(tokens: Items[int], num_known: int, chunk: int, media: ChunkRows | None = None) -> FakeSide:
+        sides.append(FakeSide(tokens, num_known, chunk, 99, clock, media))
+        return sides[-1]
+
+    monkeypatch.setattr(runner, "decode", note)
+    prefixes = PrefixStore(runner, None, costs, clock)
+    engine = Engine(runner, max_running=2, itl_budget_s=0.1, prefixes=prefixes, open_side=open_side, clock=clock)
+    engine.add(SequenceSpec("stream", [1, 2], greedy(), 60))
+    for _ in range(3):
+        engine.step()
+    is_one = form == "of one position"
+    chunk = media_tokens(b"a", num_tokens, is_whole=form == "whole", is_one=is_one)
+    positions = positions_of(chunk) if is_one else None
+    span = MediaSpan(1, 1 + num_tokens, FakeEmbeddings(rows_of(chunk)), form != "whole", positions, num_tokens // 2)
+    prompt = [1, *chunk, 2]
+    engine.add(SequenceSpec("image", prompt, greedy(), 1, media=[span]))
+    outputs = run(engine)
+    assert outputs["image"][0] == naive(prompt, 1)[0]
+    assert bool(sides) == is_aside != bool(in_steps)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from edgeagent.engine import side_prefill
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.engine import Engine
-from edgeagent.engine.runner import Rows, SideContext
+from edgeagent.engine.runner import ChunkRows, SideContext
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.side_prefill import SidePrefill
 from edgeagent.types import Tier
@@ -46,8 +46,10 @@ class Scene:
             costs.observe(StepShape.alone(size, 0), step_s(size))
         self.num_asked = 0
 
-        def open_side(tokens: Tokens[int], num_known: int, chunk: int, rows: Rows | None = None) -> FakeSide | None:
-            assert rows is None
+        def open_side(
+            tokens: Tokens[int], num_known: int, chunk: int, media: ChunkRows | None = None
+        ) -> FakeSide | None:
+            assert media is None
             self.num_asked += 1
             if not has_memory:
                 return None
@@ -332,7 +334,9 @@ def test_chunks_that_are_cheap_but_exceed_the_budget_are_computed_aside(*, budge
     for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         costs.observe(StepShape.alone(size, 0), 0.01 * size)
 
-    def open_side(tokens: Tokens[int], num_known: int, chunk: int, rows: Rows | None = None) -> SideContext | None:
+    def open_side(
+        tokens: Tokens[int], num_known: int, chunk: int, media: ChunkRows | None = None
+    ) -> SideContext | None:
         nonlocal num_asked
         num_asked += 1
         return None

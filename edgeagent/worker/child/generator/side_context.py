@@ -20,7 +20,7 @@ from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama.bindings import system_description
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.context_params import num_cells_like
-from edgeagent.engine.runner import CUTTABLE, Chunk, DecodeCancelled, OpenSideContext, OutOfCells, Rows, Slice
+from edgeagent.engine.runner import CUTTABLE, Chunk, ChunkRows, DecodeCancelled, OpenSideContext, OutOfCells, Slice
 from edgeagent.errors import EdgeAgentError
 from edgeagent.fit.need import margin_bytes
 from edgeagent.types import MemoryKind, replace
@@ -42,26 +42,29 @@ def side_contexts(
 ) -> OpenSideContext | None:
     """Return a function that opens a side context for the model of `runner`; None if that would not work.
 
-    Side contexts do not work for recurrent states. Sliding windows cannot be copied in parts, so they get one only for
-    embeddings, which are one chunk. They do not work on a GPU, which calls no abort callback, or if waiting threads do
-    not sleep (`barriers_sleep`). The returned function returns None if there is not enough free memory. `token_bytes`
-    is the size of one token's cells. `free_bytes` returns the free memory; by default, that of the machine minus a
-    margin.
+    Side contexts do not work for memory with states only. Hybrids get one for embeddings: their state is copied with
+    each chunk. Sliding windows cannot be copied in parts, so they get one for embeddings that are one chunk. They do
+    not work on a GPU, which calls no abort callback, or if waiting threads do not sleep (`barriers_sleep`). The
+    returned function returns None if there is not enough free memory. `token_bytes` is the size of one token's cells.
+    `free_bytes` returns the free memory; by default, that of the machine minus a margin.
     """
-    is_on_cpu = runner.memory_kind in CUTTABLE and runner.model.num_gpu_layers == 0
-    if not is_on_cpu or not (runner.num_threads == 1 or barriers_sleep()):
+    kind = runner.memory_kind
+    is_on_cpu = runner.model.num_gpu_layers == 0
+    if kind is MemoryKind.RECURRENT or not is_on_cpu or not (runner.num_threads == 1 or barriers_sleep()):
         return None
 
     def open_context(
-        tokens: Sequence[int], num_known: int, chunk: int, rows: Rows | None = None
+        tokens: Sequence[int], num_known: int, chunk: int, media: ChunkRows | None = None
     ) -> LlamaSideContext | None:
-        if rows is None and runner.memory_kind is not MemoryKind.FULL_ATTENTION:
+        if kind is not MemoryKind.FULL_ATTENTION and media is None:
+            return None
+        if kind is MemoryKind.SLIDING_WINDOW and media is not None and media.is_causal:
             return None
         num_cells = num_cells_like(runner.model, runner.num_cells, len(tokens) + _SPARE_CELLS)
         num_bytes = int(2 * num_cells * token_bytes) + _SPARE_BYTES
         if (free_bytes or _free_bytes)() < num_bytes:
             return None
-        size = min(chunk, runner.attention.micro_batch) if rows is None else len(rows)
+        size = min(chunk, runner.attention.micro_batch) if media is None or media.is_causal else len(media.rows)
         own = replace(config, parallel=1, batch=size, threads=runner.num_threads, cache_memory_bytes=0)
         attention = Attention(runner.attention.flash, size)
         make = partial(
@@ -70,9 +73,10 @@ def side_contexts(
             own,
             num_cells=num_cells,
             attention=attention,
+            max_rewind=0 if kind in CUTTABLE else runner.max_rewind,  # a copied state has the earlier ones too
             like=runner,
         )
-        return LlamaSideContext(make, tokens, num_known, size, num_bytes, rows)
+        return LlamaSideContext(make, tokens, num_known, size, num_bytes, media)
 
     return open_context
 
@@ -131,18 +135,18 @@ class LlamaSideContext:
         num_known: int,
         chunk: int,
         num_bytes: int = 0,
-        rows: Rows | None = None,
+        media: ChunkRows | None = None,
     ) -> None:
         """Start the thread in the paused state. The new thread calls `open_runner` to make a context for the tokens.
 
         The cells of the first `num_known` tokens come through `give`. The other tokens are computed in chunks of at
-        most `chunk` tokens; or `rows` instead of them. `num_bytes` is the most memory that the context may take.
+        most `chunk` tokens; or `media` instead of them. `num_bytes` is the most memory that the context may take.
         """
         self._open_runner = open_runner
         self._tokens = tokens
         self._num_known = num_known
         self._chunk = chunk
-        self._rows = rows
+        self._media = media
         self.num_bytes = num_bytes
         self._state = threading.Condition()
         self._may_run = self._is_closed = self._is_blocked = False
@@ -217,7 +221,8 @@ class LlamaSideContext:
                 self._state.notify_all()
 
     def _compute(self, runner: LlamaRunner) -> None:
-        at = 0
+        media, at, copied = self._media, 0, self._num_known
+        runner.place_media(0, () if media is None else media.stretches)
         while at < self._num_known:
             known = self._next_known()
             self._wait_for_turn()
@@ -229,13 +234,31 @@ class LlamaSideContext:
             num_left = len(self._tokens) - at
             count = num_left if num_left <= self._chunk else self._chunk - (num_left == self._chunk + 1)
             self._nodes.begin(time.monotonic())
-            is_causal = self._rows is None
-            runner.decode([Slice(0, at, self._tokens[at : at + count], 0, rows=self._rows, is_causal=is_causal)])
-            payload = runner.save(0, at, at + count)
+            runner.decode([self._slice(at, count)])
             at += count
+            if media is not None and media.is_one and at < len(self._tokens):
+                continue
+            payload = runner.save(0, copied, at)
             with self._state:
-                self._chunks.append(Chunk(count, at, payload))
+                self._chunks.append(Chunk(at - copied, at, payload))
                 self._state.notify_all()
+            copied = at
+
+    def _slice(self, at: int, count: int) -> Slice:
+        """Return the next `count` tokens, or the embeddings that they stand for."""
+        media, tokens = self._media, self._tokens[at : at + count]
+        if media is None:
+            return Slice(0, at, tokens, 0)
+        first, positions = at - self._num_known, media.positions
+        return Slice(
+            0,
+            at if positions is None else self._num_known,
+            tokens,
+            0,
+            rows=media.rows[first : first + count],
+            is_causal=media.is_causal,
+            positions=None if positions is None else positions[:, first : first + count],
+        )
 
     def _next_known(self) -> Chunk | None:
         """Wait for the next cells from `give`; return None if this context is closed."""

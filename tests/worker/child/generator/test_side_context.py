@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,14 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.runner import Chunk, Slice
+from edgeagent.engine.llama.token_rows import TokenRows
+from edgeagent.engine.runner import Chunk, ChunkRows, Slice, Stretch
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.types import MemoryKind
 from edgeagent.worker.child.generator.side_context import LlamaSideContext, NodeTimes
 from tests.patience import patient
+from tests.peer.shelf import make_model
+from tests.peer.shelf.shapes import SEEING_TWIN
 
 CHUNK = 32
 TOKENS = [20 + index * 7 % 90 for index in range(200)]
@@ -179,3 +183,42 @@ def test_a_context_that_cannot_be_made_is_over_without_a_chunk(error: Exception)
     side = LlamaSideContext(fail, TOKENS, 0, CHUNK)
     assert chunks_of(side) == []
     side.close()
+
+
+@pytest.mark.parametrize("form", ["full attention", "hybrid", "positions in several dimensions"])
+def test_embeddings_are_what_the_runner_would_have_computed(
+    tiny_model: Callable[[MemoryKind], Path], tmp_path: Path, form: str
+) -> None:
+    positions, stretches = None, list[Stretch]()
+    if form == "positions in several dimensions":
+        path = make_model(tmp_path / "seeing.gguf", SEEING_TWIN, "F32")
+        stretches = [Stretch(20, 90, 10)]
+        positions = np.array([[0] * 70, np.arange(70) // 10, np.arange(70) % 10], np.int32)
+    else:
+        path = tiny_model(MemoryKind.HYBRID if form == "hybrid" else MemoryKind.FULL_ATTENTION)
+    loaded = Model(path, CONFIG)
+    runner, other = open_runner(loaded), open_runner(loaded)
+    for each in (runner, other):
+        each.place_media(0, stretches)
+        each.decode([Slice(0, 0, TOKENS[:20], 0)])
+    rows = TokenRows(loaded).of(TOKENS[20:90])
+    media = ChunkRows(rows, True, positions, stretches)
+    side = LlamaSideContext(partial(open_runner, loaded), TOKENS[:90], 20, CHUNK, media=media)
+    side.resume()
+    side.give(Chunk(20, 20, runner.save(0, 0, 20)))
+    ends = []
+    for chunk in chunks_of(side):
+        assert runner.restore(0, chunk.payload, chunk.end)
+        ends.append(chunk.end)
+    side.close()
+    assert ends == ([90] if media.is_one else [52, 84, 90])
+    for start, end in pairwise((20, 52, 84, 90)):
+        part = Slice(0, 20 if media.is_one else start, TOKENS[start:end], 0, rows=rows[start - 20 : end - 20])
+        of_part = None if positions is None else positions[:, start - 20 : end - 20]
+        other.decode([part._replace(positions=of_part)])
+    for each in (runner, other):
+        assert each.length(0) == 90
+        each.decode([Slice(0, 90, [40, 41], 1)])
+    np.testing.assert_array_equal(runner.logits(0), other.logits(0))
+    for opened in (runner, other, loaded):
+        opened.close()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -15,7 +16,7 @@ from edgeagent.config import EngineConfig
 from edgeagent.engine import side_prefill
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.runner import CUTTABLE
+from edgeagent.engine.runner import ChunkRows
 from edgeagent.engine.sampling.params import resolve
 from edgeagent.engine.sampling.sampler import Sampler
 from edgeagent.engine.sequence import SequenceSpec
@@ -36,12 +37,23 @@ def make_runner(path: Path) -> LlamaRunner:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MemoryKind if kind is not MemoryKind.NONE])
-def test_only_attention_s_cells_can_be_copied(tiny_model: Callable[[MemoryKind], Path], kind: MemoryKind) -> None:
+def test_what_can_be_copied_depends_on_the_memory(tiny_model: Callable[[MemoryKind], Path], kind: MemoryKind) -> None:
+    """A prompt, embeddings in parts, and embeddings that are one part."""
     runner = make_runner(tiny_model(kind))
     open_context = side_contexts(runner, CONFIG, 1024.0)
-    assert (open_context is not None) == (kind in CUTTABLE)
-    if kind is MemoryKind.SLIDING_WINDOW:
-        assert open_context is not None and open_context(TOKENS, 0, 64) is None, "it cannot be copied in parts"
+    rows = np.zeros((len(TOKENS), runner.model.embedding_length), np.float32)
+    can_copy = []
+    for media in (None, ChunkRows(rows, True, None, ()), ChunkRows(rows, False, None, ())):
+        side = None if open_context is None else open_context(TOKENS, 0, 64, media)
+        can_copy.append(side is not None)
+        if side is not None:
+            side.close()
+    expected = {
+        MemoryKind.FULL_ATTENTION: [True, True, True],
+        MemoryKind.HYBRID: [False, True, True],
+        MemoryKind.SLIDING_WINDOW: [False, False, True],
+    }
+    assert can_copy == expected.get(kind, [False, False, False])
     runner.close()
 
 
