@@ -6,6 +6,7 @@ The functions take the root of the file system as an argument, so that tests can
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -133,6 +134,15 @@ def read_number(path: Path) -> int | None:
         return int(read_line(path) or "")
     except ValueError:
         return None
+
+
+def processor_name(root: Path = Path("/")) -> str:
+    """Return the processor's name. If the system does not report it, return its type, such as aarch64."""
+    for line in (read_line(root / "proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def port_user(port: int) -> str:

@@ -30,7 +30,7 @@ import psutil
 from edgeagent.config import ServerConfig
 from edgeagent.doctor.facts import Cpus, Folder, GpuVendor, Memory, Port, PortState, Tools
 from edgeagent.runtime_file import local_url
-from edgeagent.usable import file_system, port_user, usable_cpus, usable_memory
+from edgeagent.usable import file_system, port_user, processor_name, usable_cpus, usable_memory
 
 ANSWER_TIMEOUT_S = 1.0
 # The folder of cached prefixes may hold many files. Counting stops at this number.
@@ -216,18 +216,10 @@ def _flags_of_sysctl(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def processor_name(root: Path = Path("/")) -> str:
+def read_processor() -> str:
     """Return the processor's name, or the nearest description that the system offers."""
-    with suppress(OSError):
-        for line in (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    if sys.platform == "darwin":
-        name = _output("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string").strip()
-        if name:
-            return name
-    return platform_names.processor() or platform_names.machine() or "an unknown processor"
+    brand = _output("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string").strip() if sys.platform == "darwin" else ""
+    return brand or processor_name()
 
 
 def gpus(root: Path = Path("/"), platform: str = sys.platform, machine: str | None = None) -> frozenset[GpuVendor]:

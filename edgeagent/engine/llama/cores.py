@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import platform as platform_names
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -47,15 +46,6 @@ def num_usable_cores(
             return num_performance_cores
     # On Windows efficient cores count too: Python has no call that tells them apart.
     return max(1, psutil.cpu_count(logical=False) or os.cpu_count() or 1)
-
-
-def processor_name(root: Path = Path("/")) -> str:
-    """Return the processor's name. If the system does not report it, return its type, such as aarch64."""
-    for line in (read_line(root / "proc/cpuinfo") or "").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform_names.processor() or platform_names.machine()
 
 
 def performance_cpus(root: Path, cpus: frozenset[int]) -> frozenset[int]:

@@ -17,7 +17,8 @@ from edgeagent.cache_folder import ROOT_BYTES
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import Keyring
 from edgeagent.engine.llama.bindings import commit, cpu_variant, devices, lib, system_description
-from edgeagent.engine.llama.cores import num_usable_cores, processor_name
+from edgeagent.engine.llama.cores import num_usable_cores
+from edgeagent.usable import processor_name
 
 # Of the conditions of a profile. Increase it when the measured work changes.
 _VERSION = 4
