@@ -42,9 +42,10 @@ def try_out(model: Model, runner: LlamaRunner, on_part: Callable[[str], None], c
     """Try out a model, and return how many bytes each token adds to a saved block; 0 if a block is only a state.
 
     Tokenize a text, then compute a token, a batch and another token. The cells are empty afterwards. The batch has at
-    most 32 tokens, and fewer on a slow machine, so that it takes a few seconds at most. Its time is added to `costs`,
-    so that the chunks of the first prompt have a suitable size. `on_part` gets the name of each part before the part
-    begins, since a bad file may crash the process. Raise ModelLoadFailed, which names the file and what is wrong.
+    most 32 tokens, and fewer on a slow machine, so that it takes a few seconds at most. Its time and that of the last
+    token are added to `costs`, so that the chunks of the first prompt and the drafts of the first answer have suitable
+    lengths. `on_part` gets the name of each part before the part begins, since a bad file may crash the process. Raise
+    ModelLoadFailed, which names the file and what is wrong.
     """
     path = model.path
     on_part(f"{TOKENIZER} of {path}")
@@ -67,7 +68,10 @@ def try_out(model: Model, runner: LlamaRunner, on_part: Callable[[str], None], c
                 costs.observe(StepShape.alone(end, 0), took_s)
             fits = int(MAX_STEP_S / max(took_s, 1e-6))
             num_tokens = min(_NUM_TOKENS, max(MIN_SLOW_CHUNK, fits), runner.max_batch)
+        started_s = time.monotonic()
         _check(_decode(runner, end, tokens[:1]), path)
+        if costs is not None:
+            costs.observe(StepShape.alone(1, end), time.monotonic() - started_s)
     except (InternalError, OutOfCells) as error:
         raise ModelLoadFailed(f"{path} cannot be served: {FIRST_STEPS} cannot be computed ({error})") from error
     finally:
