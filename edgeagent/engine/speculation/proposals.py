@@ -329,7 +329,7 @@ class Proposals:
         """Return the step's drafts for the sequences `free`, by id. `plain`: the step's shape without drafts."""
         self._num_steps += 1
         self._planning_time.add(self._step_s, self._plan_s)
-        may_plan = self._must_plan or self._planning_time.saved_s >= self._plan_s
+        may_plan = self._must_plan or self._planning_time.saved_s >= 0.0
         if not may_plan and not any(sequence.spec.draft_tokens for sequence in free):
             return {}
         started_s = self._clock()
@@ -368,8 +368,9 @@ class Proposals:
     def _note_plan(self, plan_s: float, step_s: float) -> None:
         """Record that a plan took `plan_s` seconds. `step_s`: the expected seconds of a step without drafts."""
         self._plan_s += (_WEIGHT if self._step_s else 1.0) * (plan_s - self._plan_s)
-        # A plan that other programs interrupted counts like the average one.
-        self._planning_time.spend(min(plan_s, self._plan_s))
+        if not self._must_plan:  # the drafts of a step pay for their plan
+            # A plan that other programs interrupted counts like the average one.
+            self._planning_time.spend(min(plan_s, self._plan_s))
         self._step_s, self._planned_at = step_s, self._num_steps
 
     def _look_up(self, plain: StepShape, num_draftable: int) -> _Times:

@@ -309,6 +309,32 @@ def test_planning_takes_its_share_of_the_time_while_nothing_is_drafted(step_s: f
     assert slow.num_calls == pytest.approx(num_plans, abs=2)
 
 
+def test_plans_that_pay_leave_no_debt() -> None:
+    """A copied text is often interrupted. Where it goes on, that is seen as soon as if nothing had been drafted."""
+    clock = FakeClock()
+
+    class Slow(Repeating):
+        num_calls = 0
+
+        def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
+            self.num_calls += 1
+            clock.advance(0.0004)
+            return super().find(sequence, max_tokens)
+
+    slow, sequence = Slow({"a": 4}), decoding([5, 6, 7])
+    proposals = Proposals(Drafters(None, slow), measured(lambda size: 0.02), clock=clock)
+    for _ in range(100):
+        drafts = proposals.propose([sequence])["a"]
+        proposals.observe(sequence, len(drafts), len(drafts))
+        clock.advance(0.02)
+    slow.found.clear()
+    num_before = slow.num_calls
+    for _ in range(41):
+        assert proposals.propose([sequence]) == {}
+        clock.advance(0.02)
+    assert slow.num_calls - num_before >= 9, "planning takes its share of the time, 0.1 ms for each step"
+
+
 class Copying(Timed):
     """A model that repeats its prompt of 200 tokens; every fifth token is another one if `is_wrong`."""
 

@@ -340,10 +340,10 @@ class Repeating(NgramDrafter):
 
     def __init__(self, found: dict[str, int]) -> None:
         super().__init__()
-        self._found = found
+        self.found = found
 
     def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
-        return (1,) * min(max_tokens, self._found.get(sequence.id, 0)), 6
+        return (1,) * min(max_tokens, self.found.get(sequence.id, 0)), 6
 
 
 def flat_costs() -> CostModel:
