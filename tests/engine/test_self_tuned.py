@@ -23,6 +23,7 @@ from edgeagent.engine.cpu_threads import ThreadGovernor
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.scheduler import Scheduler
 from edgeagent.engine.sequence import Sequence, SequenceSpec
+from edgeagent.engine.speculation.proposals import Drafters, Proposals
 from tests.engine.speculation import test_proposals as drafting
 from tests.engine.support import greedy, step_s
 from tests.engine.test_cpu_threads import Machine as Cores
@@ -146,6 +147,21 @@ def drafts(*, is_slow: bool) -> Walk:
     return Walk(reject, lambda: machine.run(1)[0] > 0, 3000)
 
 
+def drafts_after_a_busy_time(*, num_tokens: int) -> Walk:
+    """Drafting so many tokens of the text, whose steps were measured only while other programs ran."""
+    machine = drafting.Machine(drafting.sloped, 0.97)
+    drafters = Drafters(None, drafting.Repeating({"a": 16}))
+    machine.proposals = Proposals(drafters, machine.costs, clock=lambda: machine.now_s)
+
+    def reject() -> None:
+        for size in (2, 4, 8, 16, 17) * 10:
+            machine.costs.observe(StepShape.alone(size, 0), 10 * drafting.sloped(size))
+        for _ in range(20):
+            machine.costs.observe(StepShape.alone(1, 0), drafting.sloped(1))
+
+    return Walk(reject, lambda: machine.run(1)[0] >= num_tokens, 200)
+
+
 def computing_in_steps() -> Walk:
     """Computing a prompt in the streams' steps, or in a side context."""
     scene = Scene()
@@ -207,6 +223,8 @@ WALKS = {
     "threads": threads,
     "drafts after unlucky ones": lambda: drafts(is_slow=False),
     "drafts after slow steps": lambda: drafts(is_slow=True),
+    "drafts after a busy time": lambda: drafts_after_a_busy_time(num_tokens=3),
+    "long drafts after a busy time": lambda: drafts_after_a_busy_time(num_tokens=10),
     "no side context": computing_in_steps,
     "small chunks": small_chunks,
 }

@@ -393,9 +393,8 @@ class CostModel:
             self._errors.append(abs(expected_s - seconds) / max(seconds, 1e-9))
             self._is_far_off = abs(expected_s - seconds) > _FAR_OFF * seconds
             if self._num_observed > _NUM_FIRST:
-                off = _clipped(seconds / max(expected_s, 1e-9), MAX_ERROR_FACTOR)
-                self._pace *= off**_PACE_WEIGHT
-                seconds = off * expected_s
+                self._pace *= _clipped(seconds / max(expected_s, 1e-9), MAX_ERROR_FACTOR) ** _PACE_WEIGHT
+                seconds = min(seconds, MAX_ERROR_FACTOR * expected_s)
         self._fit.observe(shape, seconds)
         if self._num_observed <= _NUM_FIRST:
             self._fit.fit()
@@ -411,6 +410,10 @@ class CostModel:
     def largest(self) -> int:
         """The largest measured size of a step; 0 if none was measured."""
         return self._fit.sizes[-1] if self._fit.sizes else 0
+
+    def is_outdated(self, num_tokens: int) -> bool:
+        """Whether steps of this many tokens were not measured for a while; False if nothing was measured."""
+        return bool(self._fit.sizes) and self._num_observed - self._fit.latest_measurement(num_tokens) >= _HALF_LIFE
 
     def predict(self, shape: StepShape) -> float | None:
         """Return the expected seconds of a step; None if nothing was measured."""
@@ -506,7 +509,12 @@ class CostModel:
         """
         sizes = self._fit.sizes[: bisect.bisect_left(self._fit.sizes, most) + 1]
         fitted = [self._fit.sum_s(shape.plus(size - shape.num_tokens, depth)) for size in sizes]
-        costs = [max(0.0, each) * self._fit.ratio(size) for size, each in zip(sizes, fitted, strict=True)]
+        costs = _renewed(
+            [
+                (size, max(0.0, each) * self._fit.ratio(size), self._fit.latest_measurement(size))
+                for size, each in zip(sizes, fitted, strict=True)
+            ]
+        )
         expected: dict[int, float] = {}  # by place
         for place in sorted(range(len(sizes)), key=lambda place: -self._fit.latest_measurement(sizes[place])):
             floor = max((seconds for other, seconds in expected.items() if other < place), default=0.0)
@@ -547,16 +555,14 @@ class CostModel:
             return min(floor, room)
         largest = max(floor, min(room, max_growth * self._fit.sizes[-1] - shape.num_tokens))
         best, quickest, quickest_s = 0, floor, math.inf
-        later_tokens, later_s, later_number = 1, math.inf, 0
-        for count in self._chunks(floor, largest, shape.num_tokens):
-            larger = shape.plus(count, depth)
-            expected_s = self.predict(larger) or 0.0
-            number = self._fit.latest_measurement(larger.num_tokens)
-            if later_number - number >= _OLD:
-                expected_s = min(expected_s, later_s * larger.num_tokens / later_tokens)
-            elif number >= later_number:
-                later_tokens, later_s, later_number = larger.num_tokens, expected_s, number
-            is_new = larger.num_tokens > self._fit.sizes[-1]
+        counts = self._chunks(floor, largest, shape.num_tokens)
+        shapes = [shape.plus(count, depth) for count in counts]
+        times = [
+            (each.num_tokens, self.predict(each) or 0.0, self._fit.latest_measurement(each.num_tokens))
+            for each in shapes
+        ]
+        for count, expected_s in zip(counts, _renewed(times), strict=True):
+            is_new = shape.num_tokens + count > self._fit.sizes[-1]
             if expected_s <= (at_first if is_new and at_first is not None else seconds):
                 best = count
             if expected_s <= quickest_s:
@@ -579,6 +585,24 @@ class CostModel:
         if self._tile:
             larger.add(min(most, FLASH_TILE - 1 - num_tokens))
         return chunks + sorted(count for count in larger if count > chunks[-1])
+
+
+def _renewed(times: Items[tuple[int, float, int]]) -> list[float]:
+    """Return the expected seconds of steps, of which old ones may be outdated.
+
+    `times`: for each step, in ascending order, its tokens, its seconds as measured, and the number of the latest
+    measurement. A step that was measured long before a smaller one takes at most the time of the smaller one, in
+    proportion to the tokens. Otherwise a step that was slow once would be avoided, and never measured again.
+    """
+    found = []
+    later_tokens, later_s, later_number = 1, math.inf, 0
+    for num_tokens, seconds, number in times:
+        if later_number - number >= _OLD:
+            seconds = min(seconds, later_s * num_tokens / later_tokens)
+        elif number >= later_number:
+            later_tokens, later_s, later_number = num_tokens, seconds, number
+        found.append(seconds)
+    return found
 
 
 def _clipped(ratio: float, most: float) -> float:

@@ -96,7 +96,7 @@ _SAVED_STEPS = 3.0
 _MAX_SAVED_S = 2.0
 # A trial is charged for the time that it is expected to lose, and for at least this share of the time that it takes.
 _LEAST_LOSS = 0.05
-# A step of one sequence with a trial has 4 tokens. On a CPU, steps of 4, 8 and 16 tokens are cheap.
+# A step of one sequence with a trial of an unused offer has 4 tokens. On a CPU, steps of 4, 8 and 16 tokens are cheap.
 _NUM_TRIED = 3
 # While a first token is awaited, the draft model may take this share of the time to catch up with other sequences. With
 # none, the streams of a machine that always has a new prompt would never have drafts.
@@ -494,11 +494,12 @@ class Proposals:
     def _with_trial(
         self, plan: _Plan, options: list[list[_Candidate]], target_s: Items[float], num_sequences: int
     ) -> _Plan:
-        """Return the plan with a trial, if an unused offer is due for one; else the plan.
+        """Return the plan with a trial, if one is due; else the plan.
 
-        A trial drafts a few tokens, although that may not pay, to learn how many are accepted. All trials together may
-        lose a small share of the time. The next one is for the offer that was unused for longest; one that needs a
-        catch-up waits longer in proportion.
+        A trial drafts a few tokens of an unused offer, although that may not pay, to learn how many are accepted. If
+        all offers are used, it drafts twice as many tokens as planned, to learn how long such a step takes. All trials
+        together may lose a small share of the time. The next one is for the offer that was unused for longest; one that
+        needs a catch-up waits longer in proportion.
         """
         num_steps = self._num_steps - self._planned_at
         counted = zip(plan.candidates, plan.counts, strict=True)
@@ -511,10 +512,15 @@ class Proposals:
                 idle.append(each)
         if not self._step_s:
             self._trial_time.saved_s = _SAVED_STEPS * target_s[0]
-        if not idle:
+        if idle:
+            tried = min(idle, key=lambda each: (each.catch_up_s + target_s[0]) / each.acceptance.num_steps_unused)
+            trial = self._tried(plan, tried, _NUM_TRIED)
+        elif used and self._costs.is_outdated(num_sequences + sum(plan.counts) + max(plan.counts)):
+            place = plan.counts.index(max(plan.counts))
+            tried = plan.candidates[place]
+            trial = self._tried(plan, tried, 2 * plan.counts[place])
+        else:
             return plan
-        tried = min(idle, key=lambda each: (each.catch_up_s + target_s[0]) / each.acceptance.num_steps_unused)
-        trial = self._tried(plan, tried)
         loss_s = self._loss_s(plan, trial, target_s, num_sequences)
         max_s = max(_SAVED_STEPS * target_s[0], min(loss_s, _MAX_SAVED_S))
         self._trial_time.add(num_steps * target_s[0], max_s)
@@ -527,14 +533,14 @@ class Proposals:
         tried.acceptance.num_steps_unused = 0
         return trial
 
-    def _tried(self, plan: _Plan, tried: _Candidate) -> _Plan:
-        """Return the plan in which the sequence of `tried` has a trial instead of its draft, or all have one."""
+    def _tried(self, plan: _Plan, tried: _Candidate, most: int) -> _Plan:
+        """Return the plan in which the sequence of `tried` drafts up to `most` of its tokens, or all sequences do."""
         others = [
             (each, count)
             for each, count in zip(plan.candidates, plan.counts, strict=True)
             if each.sequence is not tried.sequence
         ]
-        num_tried = min(_NUM_TRIED, len(tried.offer.chances))
+        num_tried = min(most, len(tried.offer.chances))
         if self.drafters.are_even:
             others = [(each, min(num_tried, len(each.offer.chances))) for each, _ in others]
         others.append((tried, num_tried))

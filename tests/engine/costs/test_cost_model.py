@@ -164,6 +164,35 @@ def test_of_sizes_that_contradict_each_other_the_one_measured_later_is_believed(
     assert found[1] >= found[0] > 0.1
 
 
+def test_a_size_that_was_slow_long_ago_costs_no_more_than_in_proportion_to_a_smaller_one() -> None:
+    costs = CostModel(512)
+    costs.observe(alone(4), 2.0)
+    for _ in range(40):
+        costs.observe(alone(1), 0.02)
+    found = costs.predict_added(alone(1), range(4), 0)
+    assert found is not None
+    assert found[0] == pytest.approx(0.02, rel=0.01)
+    assert found[3] == pytest.approx(4 * found[0], rel=0.01)
+    assert costs.is_outdated(4) is False
+    for _ in range(100):
+        costs.observe(alone(1), 0.02)
+    assert costs.is_outdated(4) and not costs.is_outdated(1)
+
+
+def test_a_step_that_was_much_faster_than_expected_is_believed_at_once() -> None:
+    """Nothing makes a step faster by accident. A slower one may have been disturbed."""
+    costs = CostModel(512)
+    for _ in range(10):
+        costs.observe(alone(4), 2.0)
+        costs.observe(alone(1), 0.02)
+    costs.observe(alone(4), 0.04)
+    costs.observe(alone(1), 0.02)
+    costs.fit_if_due()
+    found = costs.predict_added(alone(1), range(4), 0)
+    assert found is not None
+    assert found[3] <= 4 * 0.02
+
+
 def test_no_size_costs_less_than_a_smaller_one() -> None:
     costs = CostModel(512)
     chance = random.Random(3)
