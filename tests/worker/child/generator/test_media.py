@@ -333,6 +333,7 @@ def test_a_stream_has_a_token_in_each_batch_of_embeddings(
         submit(slices, min_tokens)
 
     monkeypatch.setattr(own.host.runner, "submit", note)
+    monkeypatch.setattr(CostModel, "prefill_s", lambda *_: 0.0)  # so that no chunk gets a context of its own
     stream = own.begin(text, max_tokens=40)
     while stream.num_output < 3:
         own.host.engine.step()
@@ -341,11 +342,12 @@ def test_a_stream_has_a_token_in_each_batch_of_embeddings(
     assert sizes and set(sizes) == {2}
 
 
-def test_an_image_that_one_step_must_compute_has_a_context_of_its_own_beside_streams(
-    asker: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["gemma3", "lfm2", "ultravox", "qwen2vl", "qwen35"])
+def test_a_chunk_has_a_context_of_its_own_beside_streams(
+    asker: Callable[..., Asker], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tokens attend to each other. Two of them, one behind the other."""
-    own = asker("gemma3")
+    """Chunks that attend to each other, have positions in several dimensions, or neither. Two, one behind the other."""
+    own = asker(name)
     prompt = question("Compare.", *own.media[:2], offsets={1: 4})
     monkeypatch.setattr(CostModel, "prefill_s", lambda *_: 10.0)  # so that a stream would wait too long
     stream = own.begin(ChatPrompt((Message("user", "Count."),)), max_tokens=500)
