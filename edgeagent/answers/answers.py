@@ -12,13 +12,13 @@ import hashlib
 import importlib.util
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgeagent import metrics
 from edgeagent.answers.answer import ID_CHARS, answer_of
@@ -68,6 +68,7 @@ REMOTE = "remote"
 LOOK_S = 1.0
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 4096
 _MAX_LOOKED = 256
+T = TypeVar("T")
 _CANCELLED = unrun(FinishReason.CANCELLED, "cancelled")
 
 
@@ -117,10 +118,11 @@ class Generation(SharedAnswer):
 
 
 class _Asked:
-    """A request between its acceptance and its end."""
+    """A request between its acceptance and its end. `waits_for`: the task that a cancel ends."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
+        self.waits_for: asyncio.Task[Any] | None = None
         self.generation: Generation | None = None
 
 
@@ -160,6 +162,7 @@ class Answers:
         self._breaker = Breaker()
         self._asked: dict[str, _Asked] = {}
         self._running: dict[bytes, Generation] = {}
+        self._looking: dict[bytes, asyncio.Event] = {}  # look-ups by similarity, by what shares their answers
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_forgotten = 0  # how often answers were forgotten; what had begun before is not kept
         self.counts: Counter[str] = Counter()
@@ -214,6 +217,8 @@ class Answers:
             self._service.cancel(request_id)
             return
         asked.is_cancelled = True
+        if asked.waits_for is not None:
+            asked.waits_for.cancel()
         generation = asked.generation
         if generation is not None and not generation.cancel(request_id):
             self._service.cancel(generation.id)
@@ -247,8 +252,12 @@ class Answers:
             use = kept_at(
                 use, request, is_remotes=is_remotes, is_shared=store.is_shared, is_elsewhere=store.is_elsewhere
             )
-            key = question.key(self._seal.key_secret)
+            key, shared = question.key(self._seal.key_secret), sharing_key(request, question.model)
             kept = await self.store.get(key) if use.reads else None
+            # Of equal requests at the same time, one is looked up by similarity. Then the others share its answer.
+            while kept is None and use.shares and shared in self._looking and not asked.is_cancelled:
+                await _unless_cancelled(asked, self._looking[shared].wait())
+                kept = await self.store.get(key) if use.reads else None
         except TooSlow:
             self._count("slow")
             return self._has_cancelled(asked, sink)
@@ -257,14 +266,23 @@ class Answers:
         if kept is not None:
             self._give(Found(key, kept, 1.0), "exact", sink)
             return True
-        shared = sharing_key(request, question.model)
-        if use.reads and self._joinable(use, shared) is None and await self._give_similar(question, asked, sink):
-            return True
-        request = remaining(replace(request, waited_s=time.monotonic() - began_s))
         generation = self._joinable(use, shared)
-        self._count("miss" if generation is None else "joined")
-        if generation is None:
-            generation = self._begin(request, question, use, key, shared, asked)
+        looked_up = asyncio.Event()
+        if generation is None and use.leads:
+            self._looking[shared] = looked_up
+        try:
+            if generation is None and use.reads and await self._give_similar(question, asked, sink):
+                return True
+            if self._has_cancelled(asked, sink):
+                return True
+            request = remaining(replace(request, waited_s=time.monotonic() - began_s))
+            self._count("miss" if generation is None else "joined")
+            if generation is None:
+                generation = self._begin(request, question, use, key, shared, asked)
+        finally:
+            looked_up.set()
+            if self._looking.get(shared) is looked_up:
+                del self._looking[shared]
         await self._follow(request, generation, sink, asked)
         return True
 
@@ -280,10 +298,8 @@ class Answers:
         """
         if self.similar is None:
             return False
-        found = await self.similar.find(question)
-        if self._has_cancelled(asked, sink):
-            return True
-        if found is None or not self.similar.give(question, found):
+        found = await _unless_cancelled(asked, self.similar.find(question))
+        if asked.is_cancelled or found is None or not self.similar.give(question, found):
             return False
         self._give(found, "similar", sink)
         return True
@@ -519,6 +535,19 @@ def _server_store(config: Config, seal: Seal) -> RedisStore:
             "route = local_only keeps all on this machine, but answers.store is on another one; remove one of them"
         )
     return store
+
+
+async def _unless_cancelled(asked: _Asked, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what `work` returns; None if the request is cancelled meanwhile, which ends it."""
+    asked.waits_for = task = asyncio.create_task(work)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not asked.is_cancelled:
+            raise
+        return None
+    finally:
+        asked.waits_for = None
 
 
 def _ender(ended: asyncio.Future[None]) -> Callable[[Exception | None], None]:

@@ -500,7 +500,7 @@ def _adapter(request: GenerateRequest) -> str:
 
 
 def _are_answers(request: GenerateRequest) -> list[bool]:
-    """Return for each prefix of `_beginnings` whether its last message is the model's."""
+    """Return for each prefix of a conversation whether its last message is the model's."""
     if not isinstance(request.prompt, ChatPrompt):
         return [False]
     return [message.role == "assistant" for message in request.prompt.messages]

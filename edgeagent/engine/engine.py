@@ -374,6 +374,8 @@ class Engine:
         if not self._side.wait(has_command, self._running.values()):
             return False
         self._outputs += self._take_side_chunks()
+        if self._unsaved and self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
+            self._checkpoint()  # what was copied; the next step would overwrite its states
         self._outputs += self._end_unreadable()
         began_s = self._clock()
         parts = self._plan()

@@ -85,8 +85,8 @@ class SidePrefill:
         """
         self._open_context = open_context
         self._runner = runner
-        # The cells of a sliding window cannot be copied in parts, so only an image, which is one part, gets a context.
-        self._can_copy_parts = runner.memory_kind is MemoryKind.FULL_ATTENTION
+        # Sliding windows and states cannot be copied for a part of the prompt, so only media get a context there.
+        self._takes_prompts = runner.memory_kind is MemoryKind.FULL_ATTENTION
         self._prefixes = prefixes
         self._default_s = self._budget_s = itl_budget_s
         self._costs = cost_model
@@ -144,7 +144,7 @@ class SidePrefill:
         self._budget_s = self._default_s if shortest_s == math.inf else shortest_s
         if self._open_context is None:
             return list(running)
-        if self._can_copy_parts:
+        if self._takes_prompts:
             self._open_if_useful(self._open_context, running, num_cells)
         own = self.sequence
         others = [sequence for sequence in running if sequence is not own]
@@ -347,7 +347,7 @@ class SidePrefill:
             return False
         assert self.sequence.seq_id is not None
         start, end = self._num_given, self._num_known
-        if self._can_copy_parts and not self.sequence.stretches:
+        if self._takes_prompts and not self.sequence.stretches:
             end = min(start + _GIVEN_TOKENS, end)
         try:
             payload = self._runner.save(self.sequence.seq_id, start, end)

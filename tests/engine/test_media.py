@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeagent.engine.cache.block import Keyring
+from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel, StepShape
 from edgeagent.engine.engine import Engine
@@ -255,6 +257,35 @@ def test_beside_streams_a_chunk_that_takes_longer_than_their_target_is_computed_
     outputs = run(engine)
     assert outputs["image"][0] == naive(prompt, 1)[0]
     assert bool(sides) == is_aside != bool(in_steps)
+
+
+def test_a_hybrids_state_behind_a_medium_that_was_computed_aside_is_saved() -> None:
+    """The text behind it is in the next step, which overwrites the state."""
+    clock, sides = FakeClock(), list[FakeSide]()
+    runner, costs = SlowRunner(clock, sides, memory_kind=MemoryKind.HYBRID), CostModel(512)
+    for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        costs.observe(StepShape.alone(size, 0), step_s(size))
+
+    def open_side(tokens: Items[int], num_known: int, chunk: int, media: ChunkRows | None = None) -> FakeSide:
+        sides.append(FakeSide(tokens, num_known, chunk, 99, clock, media, MemoryKind.HYBRID))
+        return sides[-1]
+
+    prefixes = PrefixStore(runner, BlockTable(Keyring(b"fake", b"s" * 32), 1 << 20, None, can_cut=False), costs, clock)
+    engine = Engine(runner, max_running=2, itl_budget_s=0.1, prefixes=prefixes, open_side=open_side, clock=clock)
+    engine.add(SequenceSpec("stream", [1, 2], greedy(), 400))
+    for _ in range(3):
+        engine.step()
+    prompt, media = [1] * 20, list[MediaSpan]()
+    for name in (b"a", b"b"):
+        chunk = media_tokens(name, 300, is_whole=False)
+        media.append(MediaSpan(len(prompt), len(prompt) + 300, FakeEmbeddings(rows_of(chunk))))
+        prompt += [*chunk, 2, 3]
+    for word in (7, 8):
+        spec = SequenceSpec(f"about {word}", [*prompt, *[word] * 80], greedy(), 3, media=media)
+        sequence, is_done = engine.add(spec), False
+        while not is_done:
+            is_done = any(output.sequence is sequence and output.is_last for output in engine.step())
+    assert sides and sequence.num_cached == 622
 
 
 @dataclass

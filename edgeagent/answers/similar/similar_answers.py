@@ -182,6 +182,10 @@ class SimilarAnswers:
             asked = await within(_WAIT_S, self._breaker, lambda: asyncio.shield(looking))
         except TooSlow:
             return None
+        except asyncio.CancelledError:
+            if looking.cancelled():
+                return None
+            raise
         if asked is None or asked.lookup is None or not asked.lookup.is_sure:
             return None
         near = asked.lookup.near
@@ -253,7 +257,7 @@ class SimilarAnswers:
     def _is_embedder_loaded(self) -> bool:
         """Whether no answer would wait for the load of the embedding model, which takes seconds."""
         status = status_of(self._service.models, self._options.embedding_model)
-        return status is None or status.state is WorkerState.READY
+        return status is not None and status.state is WorkerState.READY
 
     def _file_of(self, status: ModelStatus) -> str:
         """Return what changes with the file of the embedding model. The hash of a large file may not be known.

@@ -326,7 +326,8 @@ def _level(number: float) -> int:
 
 _PACE_WEIGHT = 0.3
 MAX_ERROR_FACTOR = 2.0
-"""A measured time counts as longer or shorter than predicted by this factor at most: the machine may have slept."""
+"""A measured time counts as longer than predicted by this factor at most, since the machine may have slept. A step
+changes the pace by this factor at most, in both directions."""
 # Each of the first _NUM_FIRST measurements is followed by a fit, and does not change the pace. Later, a fit follows
 # _PER_FIT measurements, or _PER_FIT_IF_FAR_OFF if the last prediction was off by more than the share _FAR_OFF.
 _NUM_FIRST = 16

@@ -96,7 +96,7 @@ _SAVED_STEPS = 3.0
 _MAX_SAVED_S = 2.0
 # A trial is charged for the time that it is expected to lose, and for at least this share of the time that it takes.
 _LEAST_LOSS = 0.05
-# A step of one sequence with a trial of an unused offer has 4 tokens. On a CPU, steps of 4, 8 and 16 tokens are cheap.
+# A trial of an unused offer gives a step of 4 tokens. On a CPU, steps of 4, 8 and 16 tokens are cheap.
 _NUM_TRIED = 3
 # While a first token is awaited, the draft model may take this share of the time to catch up with other sequences. With
 # none, the streams of a machine that always has a new prompt would never have drafts.
@@ -515,10 +515,13 @@ class Proposals:
         if idle:
             tried = min(idle, key=lambda each: (each.catch_up_s + target_s[0]) / each.acceptance.num_steps_unused)
             trial = self._tried(plan, tried, _NUM_TRIED)
-        elif used and self._costs.is_outdated(num_sequences + sum(plan.counts) + max(plan.counts)):
+        elif used:
             place = plan.counts.index(max(plan.counts))
             tried = plan.candidates[place]
             trial = self._tried(plan, tried, 2 * plan.counts[place])
+            num_drafted = sum(trial.counts)
+            if num_drafted <= sum(plan.counts) or not self._costs.is_outdated(num_sequences + num_drafted):
+                return plan
         else:
             return plan
         loss_s = self._loss_s(plan, trial, target_s, num_sequences)

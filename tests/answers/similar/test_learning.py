@@ -36,7 +36,7 @@ from edgeagent.types import (
 )
 from tests.answers.caches import SEAL, ModelBackend, asking, caching
 from tests.answers.test_answers import replace_file
-from tests.backends.fake import Act, finished
+from tests.backends.fake import Act, Gate, finished
 from tests.patience import patient
 
 NUMBERS = itertools.count()
@@ -52,16 +52,18 @@ class OneVector(ModelBackend):
     def __init__(self, path: Path) -> None:
         self.embeds = asyncio.Event()
         self.embeds.set()
-        self.num_others = 0
+        self.num_others = self.num_embedded = 0
+        self.gates: tuple[Gate, ...] = ()
         super().__init__(path, self._answer)
 
     def _answer(self, request: GenerateRequest) -> Iterable[Act]:
-        return Started(3, 0), TextDelta(self.says), finished(self.ends)
+        return Started(3, 0), *self.gates, TextDelta(self.says), finished(self.ends)
 
     async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
         """Return one vector for all texts."""
         if not isinstance(query, Embed):
             return await super().ask(name, query)
+        self.num_embedded += 1
         await self.embeds.wait()
         return QueryAnswer(embeddings=(Embedding(struct.pack("<4f", 1, 0, 0, 0), 4),))
 
@@ -133,24 +135,64 @@ async def test_equal_requests_that_are_looked_up_share_one_answer(model_file: Pa
         answers.similar = similar
         await similar.start()
         backend.embeds.clear()
-        asked = [asyncio.create_task(ask(answers, "Where are the toilets?", AnswerPolicy.USE)) for _ in range(3)]
-        await until(lambda: len(similar._pending) == 3)
+        backend.gates = (Gate(),)
+        asked = [asyncio.create_task(ask(answers, "Where are the toilets?", AnswerPolicy.USE)) for _ in range(12)]
+        await until(lambda: backend.num_embedded == 1)
+        for _ in range(50):
+            await asyncio.sleep(0)
         backend.embeds.set()
-        assert await asyncio.gather(*asked) == ["", "joined", "joined"]
+        await until(lambda: answers.counts["joined"] == 11)
+        backend.gates[0].opened.set()
+        assert await asyncio.gather(*asked) == ["", *["joined"] * 11]
+        assert len(backend.requests) == backend.num_embedded == 1
+        await until(lambda: not similar._pending)
+
+
+async def test_equal_requests_that_are_looked_up_get_the_similar_answer_each(model_file: Path) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        await taught(answers, backend)
+        asked = [ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) for _ in range(5)]
+        assert await asyncio.gather(*asked) == ["similar"] * 5
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_cancel_ends_a_lookup_at_once(model_file: Path, *, is_first: bool) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake") as answers:
+        answers.similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        await answers.similar.start()
+        backend.embeds.clear()
+        prompt, endings = ChatPrompt((Message("user", "Where are the toilets?"),)), [Ending(), Ending()]
+        asked = [
+            asyncio.create_task(answers.generate(replace(asking(name), prompt=prompt), ending))
+            for name, ending in zip(("first", "second"), endings, strict=True)
+        ]
+        await until(lambda: backend.num_embedded == 1)
+        at = 0 if is_first else 1
+        answers.cancel("first" if is_first else "second")
+        await asyncio.wait_for(asked[at], patient(10))
+        finished = endings[at].finished
+        assert finished is not None and finished.reason is FinishReason.CANCELLED
+        backend.embeds.set()
+        await asyncio.wait_for(asked[1 - at], patient(10))
+        finished = endings[1 - at].finished
+        assert finished is not None and finished.reason is FinishReason.STOP
         assert len(backend.requests) == 1
 
 
-@pytest.mark.parametrize("is_loaded", [True, False])
+@pytest.mark.parametrize("state", [WorkerState.READY, WorkerState.STARTING, None])
 async def test_a_lookup_that_takes_long_is_not_waited_for_and_teaches(
-    model_file: Path, monkeypatch: pytest.MonkeyPatch, *, is_loaded: bool
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, state: WorkerState | None
 ) -> None:
-    """A model that is still loaded takes seconds, so nothing waits for it at all."""
-    monkeypatch.setattr(similar_answers, "_WAIT_S", 0.001 if is_loaded else patient(1000.0))
+    """A model that is still loaded, or was unloaded, takes seconds, so nothing waits for it at all."""
+    monkeypatch.setattr(similar_answers, "_WAIT_S", 0.001 if state is WorkerState.READY else patient(1000.0))
     backend = OneVector(model_file)
-    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+    name = "fake" if state is not None else "unloaded"
+    async with caching(backend, similar=True, embedding_model=name, max_error=0.3) as answers:
         similar = await taught(answers, backend)
         backend.embeds.clear()
-        backend.state = WorkerState.READY if is_loaded else WorkerState.STARTING
+        backend.state = state or WorkerState.READY
         async with asyncio.timeout(patient(10)):
             for hello in ("Hi", "Hello there", "Hey", "Excuse me", "Please"):  # more than the breaker allows
                 assert await ask(answers, f"{hello}, where are the toilets?", AnswerPolicy.USE) == ""

@@ -319,7 +319,7 @@ class Host:
                 runner.set_num_threads(self._threads.num_threads)
 
     def rest_threads(self) -> None:
-        """Record that nothing is computed now. The load of this time does not count; see ThreadGovernor.rest."""
+        """Record that nothing is computed now. The load of this time takes no thread away; see ThreadGovernor.rest."""
         self._threads.rest()
 
     def disk_cache(self) -> CacheStatus | None:

@@ -22,7 +22,7 @@ from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.context_params import num_cells_like
 from edgeagent.engine.runner import CUTTABLE, Chunk, ChunkRows, DecodeCancelled, OpenSideContext, OutOfCells, Slice
 from edgeagent.errors import EdgeAgentError
-from edgeagent.fit.need import margin_bytes
+from edgeagent.fit.need import margin_bytes, num_states
 from edgeagent.types import MemoryKind, replace
 from edgeagent.usable import usable_memory
 
@@ -61,11 +61,14 @@ def side_contexts(
         if kind is MemoryKind.SLIDING_WINDOW and media is not None and media.is_causal:
             return None
         num_cells = num_cells_like(runner.model, runner.num_cells, len(tokens) + _SPARE_CELLS)
-        num_bytes = int(2 * num_cells * token_bytes) + _SPARE_BYTES
+        size = min(chunk, runner.attention.micro_batch) if media is None or media.is_causal else len(media.rows)
+        # With a host cache, a context has fewer idle sequences, each of which has states in a hybrid.
+        own = replace(config, parallel=1, batch=size, threads=runner.num_threads, cache_memory_bytes=1)
+        state_bytes = max(runner.state_bytes(seq_id) for seq_id in range(runner.num_sequences))
+        num_bytes = int(2 * num_cells * token_bytes) + num_states(own) * (1 + runner.max_rewind) * state_bytes
+        num_bytes += _SPARE_BYTES
         if (free_bytes or _free_bytes)() < num_bytes:
             return None
-        size = min(chunk, runner.attention.micro_batch) if media is None or media.is_causal else len(media.rows)
-        own = replace(config, parallel=1, batch=size, threads=runner.num_threads, cache_memory_bytes=0)
         attention = Attention(runner.attention.flash, size)
         make = partial(
             LlamaRunner,

@@ -91,8 +91,8 @@ class AcceptedRequest:
 
     `so_far` is the earlier output of another machine. `tokens` are the token ids that were delivered after it, and
     `step_lengths` has how many of them each step delivered. If the worker dies, the next one continues after `tokens`.
-    An output that this machine generated ahead of the request is part of `tokens` from the beginning. `frame`: the
-    encoded Submit while the request is accepted, so that one that is sent at once is encoded once.
+    An output that this machine generated ahead of the request is part of `tokens` from the beginning. `frame`: its
+    encoded Submit, during `submit` only. A request that is sent at once is not encoded again.
     """
 
     request: GenerateRequest
