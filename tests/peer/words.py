@@ -1,8 +1,8 @@
 """Compares greedy words with llama-server's: `python -m tests.peer.words [MODEL]`, with SmolLM2 in a minute.
 
-Twenty prompts go to edgeagent at once, and to llama-server one after another. Each word must be llama-server's, or be
-as likely there within a near tie (docs/architecture/determinism.md). From a near tie on, llama-server goes on with
-edgeagent's word. It exits with 1 if a word is another one.
+Twenty prompts go to edgeagent at once, and to llama-server one after another. Each word must be llama-server's, or
+nearly as likely there (a near tie, see docs/architecture/determinism.md). Behind a near tie, llama-server gets
+edgeagent's word, so that the rest can be compared too. It exits with 1 if a word is another one.
 """
 
 from __future__ import annotations

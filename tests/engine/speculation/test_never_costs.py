@@ -288,19 +288,23 @@ def test_a_catch_up_does_not_take_the_room_of_those_that_draft() -> None:
     assert asked == [[3, 0]]
 
 
+class Slow(Repeating):
+    """Each of its searches takes 0.4 ms."""
+
+    def __init__(self, clock: FakeClock, found: dict[str, int]) -> None:
+        super().__init__(found)
+        self.clock, self.num_calls = clock, 0
+
+    def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
+        self.num_calls += 1
+        self.clock.advance(0.0004)
+        return super().find(sequence, max_tokens)
+
+
 @pytest.mark.parametrize(("step_s", "num_plans"), [(0.0005, 25), (0.05, 1000)])
 def test_planning_takes_its_share_of_the_time_while_nothing_is_drafted(step_s: float, num_plans: int) -> None:
     clock = FakeClock()
-
-    class Slow(NgramDrafter):
-        num_calls = 0
-
-        def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
-            self.num_calls += 1
-            clock.advance(0.0004)
-            return (), 0
-
-    slow, sequence = Slow(), decoding([5, 6, 7])
+    slow, sequence = Slow(clock, {}), decoding([5, 6, 7])
     drafters = Drafters(None, slow, planning_share=0.02)
     proposals = Proposals(drafters, measured(lambda size: step_s), clock=clock)
     for _ in range(1000):
@@ -312,16 +316,7 @@ def test_planning_takes_its_share_of_the_time_while_nothing_is_drafted(step_s: f
 def test_plans_that_pay_leave_no_debt() -> None:
     """A copied text is often interrupted. Where it goes on, that is seen as soon as if nothing had been drafted."""
     clock = FakeClock()
-
-    class Slow(Repeating):
-        num_calls = 0
-
-        def find(self, sequence: Sequence, max_tokens: int) -> tuple[tuple[int, ...], int]:
-            self.num_calls += 1
-            clock.advance(0.0004)
-            return super().find(sequence, max_tokens)
-
-    slow, sequence = Slow({"a": 4}), decoding([5, 6, 7])
+    slow, sequence = Slow(clock, {"a": 4}), decoding([5, 6, 7])
     proposals = Proposals(Drafters(None, slow), measured(lambda size: 0.02), clock=clock)
     for _ in range(100):
         drafts = proposals.propose([sequence])["a"]
