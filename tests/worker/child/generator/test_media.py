@@ -357,9 +357,9 @@ def test_a_chunk_has_a_context_of_its_own_beside_streams(
     while sequence.num_output < 12:
         own.host.engine.step()
         check_integrity(own.host.engine)
-        if own.host.engine._side.sequence is sequence:
-            aside.add(sequence.num_computed)
-    assert len(aside) == 2
+        if own.host.engine._side.sequence is sequence and sequence.span is not None:
+            aside.add(sequence.span.start)
+    assert aside == {span.start for span in sequence.spec.media}
     assert list(sequence.tokens[sequence.num_prompt :])[:12] == words_of_libmtmd(own, prompt, 12)
     own.host.engine.cancel(stream.id)
 
