@@ -40,6 +40,11 @@ PROMISES = [
         "With the last response that names it, it is deleted and its bytes are overwritten.",
         "tests/api/test_media_clients.py::test_a_stored_conversation_keeps_its_images_over_a_restart",
     ),
+    (
+        REMOTE,
+        "Nor is an image fetched from an address for a conversation that must stay here.",
+        "tests/api/test_addresses.py::test_nothing_is_fetched_for_a_conversation_that_stays_here",
+    ),
     (KIOSK, "keeps every request on the device", "tests/router/test_policy.py::test_the_table"),
     (KIOSK, "makes every program show a token, also on loopback", f"{ON_KIOSK}::test_every_program_needs_a_token"),
     (KIOSK, "Nothing of them is on the disk, also after a power cut", FORGOTTEN),

@@ -15,7 +15,7 @@ from edgeagent.egress import FETCH
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.router.remote_access import RemoteAccess
 from edgeagent.types import MAX_MEDIA_BYTES, ChatPrompt, MediaPlace, Message
-from tests.backends.fake import FakeBackend
+from tests.backends.fake import FakeBackend, Gate, echo
 from tests.daemon.running import Running, limited, running
 from tests.image_site import Site, site_of_images
 from tests.media import RED, data_url, media
@@ -145,6 +145,69 @@ async def test_what_is_not_fetched_is_refused(daemon: Running, site: Site) -> No
                 model="fake", messages=[chat(f"http://{site.host}/red.png")], temperature=99
             )
         assert len(site.paths) == num_asked, "nothing is fetched for a request that is refused"
+
+
+async def test_nothing_is_fetched_for_a_conversation_that_stays_here(daemon: Running, site: Site) -> None:
+    url, local = f"http://{site.host}/red.png", {"edgeagent": {"route": "local_only"}}
+    async with openai(daemon) as client:
+        free = await client.responses.create(model="fake", input="Hello.")
+        kept = await client.responses.create(model="fake", input="Hello.", extra_body=local)
+        later = await client.responses.create(model="fake", input="And?", previous_response_id=kept.id)
+        item: Any = {"type": "item_reference", "id": kept.output[0].id}
+        for continued in ({"previous_response_id": later.id}, {"input": [item, *shown(url)]}):
+            asked: Any = {"model": "fake", "input": shown(url), **continued}
+            for path in ("/responses", "/responses/compact", "/responses/input_tokens"):
+                with pytest.raises(BadRequestError, match="local_only"):
+                    await client.post(path, body=asked, cast_to=object)
+            with pytest.raises(BadRequestError, match="local_only"):
+                body = asked | {"choices": ["yes", "no"]}
+                await client.post(f"{daemon.url}/edgeagent/choose", body=body, cast_to=object)
+        with pytest.raises(BadRequestError, match="'resp_none' not found"):
+            await client.responses.create(model="fake", input=shown(url), previous_response_id="resp_none")
+        assert site.paths == []
+        await client.responses.create(model="fake", input=shown(url), previous_response_id=free.id)
+        assert site.paths == ["/red.png"]
+
+
+async def test_nothing_is_fetched_on_a_socket_for_a_conversation_that_stays_here(daemon: Running, site: Site) -> None:
+    """Neither for one that the connection remembers, nor for one whose last answer is under way."""
+    url, local, backend = f"http://{site.host}/red.png", {"route": "local_only"}, daemon.service
+    assert isinstance(backend, FakeBackend)
+
+    async def end() -> Any:
+        async for event in connection:
+            if event.type in ("error", "response.completed"):
+                return event
+        raise AssertionError("the connection has ended")
+
+    async def ask(**fields: Any) -> Any:
+        await create(**fields)
+        return await end()
+
+    async def create(**fields: Any) -> None:
+        await connection.send({"type": "response.create", "model": "fake", "store": False, **fields})
+
+    async with openai(daemon) as client, client.responses.connect() as connection:
+        free = (await ask(input="Hello.")).response.id
+        kept = (await ask(input="Hello.", edgeagent=local)).response.id
+        assert "local_only" in (await ask(input=shown(url), previous_response_id=kept)).error.message
+        unknown = await ask(input=shown(url), previous_response_id="resp_none")
+        assert "since the request fails: Previous response with id 'resp_none' not found" in unknown.error.message
+        for own, paths in ((local, []), ({}, ["/red.png"])):
+            gate = Gate()
+            backend.script = lambda request, gate=gate: (gate, *echo(request))
+            await create(input="Hello.", edgeagent=own)
+            async for event in connection:
+                if event.type == "response.created":
+                    break
+            await create(input=shown(url), previous_response_id=event.response.id)
+            gate.opened.set()
+            assert (await end()).type == "response.completed"
+            backend.script = echo
+            assert (await end()).type == ("response.completed" if paths else "error")
+            assert site.paths == paths
+        assert (await ask(input=shown(f"{url}?2"), previous_response_id=free)).type == "response.completed"
+        assert site.paths == ["/red.png", "/red.png?2"]
 
 
 async def test_the_images_of_a_request_have_a_limit_together(daemon: Running, site: Site, tmp_path: Path) -> None:

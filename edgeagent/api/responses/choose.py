@@ -18,7 +18,7 @@ from edgeagent.api.context import context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.responses.body import ResponseCreate, read_create
 from edgeagent.api.responses.items import InputBody
-from edgeagent.api.responses.routes import open_turn
+from edgeagent.api.responses.routes import open_turn, why_kept
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.body import OwnerBody, read_body, validate
 from edgeagent.api.wire.fields import EdgeagentBody, ModelName, Name
@@ -181,7 +181,7 @@ async def choose(request: Request) -> JSONResponse:
 
     A client that disconnects cancels the request.
     """
-    named, is_calibrated, create = await read_body(request, _read)
+    named, is_calibrated, create = await read_body(request, _read, why_kept=lambda read: why_kept(request, read[-1]))
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     asked = replace(turn.request, choices=tuple(text for _, text in named), is_whole=True)

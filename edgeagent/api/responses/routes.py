@@ -33,6 +33,7 @@ from edgeagent.api.responses.turn import (
     drive,
     find_turn,
     run_turn,
+    why_kept_here,
 )
 from edgeagent.api.wire import sse
 from edgeagent.api.wire.answer_stream import start_stream
@@ -55,7 +56,7 @@ routes = Routes()
 @routes.add("POST /v1/responses", Scope.INFER, "openai", body=CreateResponseBody, answer=ResponseBody, streams=SSE)
 async def create_response(request: Request) -> Response:
     """Create one response, streamed or whole. It is cancelled if the client disconnects, unless `background` is set."""
-    create = await read_body(request, read_create, CreateResponseBody)
+    create = await read_body(request, read_create, CreateResponseBody, partial(why_kept, request))
     is_streamed = bool(create.body.stream)
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
@@ -73,6 +74,12 @@ async def create_response(request: Request) -> Response:
     writer = Drive(live, context)
     early = context.responses.early_summaries
     return await start_stream(request.receive, writer, lambda sinks: run_turn(turn, context.service, sinks[0], early))
+
+
+async def why_kept(request: Request, create: ResponseCreate) -> str:
+    """See `why_kept_here`."""
+    store = context_of(request).responses.store
+    return await why_kept_here(create.previous_id, create.items, ConnectionHistory(), store, client_of(request))
 
 
 async def open_turn(create: ResponseCreate, context: Context, partition: str) -> Turn:
@@ -183,7 +190,7 @@ class Compaction(Shape):
 @routes.add("POST /v1/responses/compact", Scope.INFER, "openai", body=CreateResponseBody, answer=Compaction)
 async def compact(request: Request) -> Response:
     """Return a shortened conversation, as the input of a new conversation."""
-    create = await read_body(request, _read_compaction, CreateResponseBody)
+    create = await read_body(request, _read_compaction, CreateResponseBody, partial(why_kept, request))
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     items = turn.conversation.items
@@ -207,7 +214,7 @@ async def compact(request: Request) -> Response:
 @routes.add("POST /v1/responses/input_tokens", Scope.INFER, "openai", body=CreateResponseBody, answer=InputTokens)
 async def count_input_tokens(request: Request) -> Response:
     """Return how many tokens a request's prompt has, with its tools and the conversation that it continues."""
-    create = await read_body(request, read_create, CreateResponseBody)
+    create = await read_body(request, read_create, CreateResponseBody, partial(why_kept, request))
     context = context_of(request)
     turn = await open_turn(create, context, client_of(request))
     num_tokens = 0 if turn.is_empty else await num_input_tokens(turn.request, context.service)

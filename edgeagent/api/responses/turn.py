@@ -25,6 +25,7 @@ from edgeagent.api.responses.events import (
     new_response,
     set_delivery,
 )
+from edgeagent.api.wire.addresses import LOCAL_ONLY
 from edgeagent.api.wire.answer_stream import AnswerWriter
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.fields import with_adapter
@@ -174,6 +175,18 @@ def begin_turn(
     if create.warning:
         events.notes["warnings"] = [create.warning.text]
     return Turn(create, request, events, conversation)
+
+
+async def why_kept_here(
+    previous_id: str | None, items: tuple[Item, ...], history: ConnectionHistory, store: ResponseStore, partition: str
+) -> str:
+    """Return why no image may be fetched for a create, since what it continues may not leave this machine; else "".
+
+    The words are the end of a sentence about an image's address. Raise what `begin_turn` raises.
+    """
+    found = await store.find(history.missing(previous_id, items), partition)
+    is_local = history.continue_from(previous_id, items, found).route is RouteMode.LOCAL_ONLY
+    return LOCAL_ONLY if is_local else ""
 
 
 def _defaults(service: Service, model: str) -> SamplingParams:

@@ -17,7 +17,7 @@ NOT_FETCHED = "is an address, and the owner allows no host to fetch images from 
 HASH = "sha256:"
 """The beginning of the name of a file that was sent in a binary frame. The hash follows in hexadecimal digits."""
 _NO_FILE = "names a file that is not here (any more): send it in a binary frame of the same WebSocket"
-_LOCAL_ONLY = "is an address, and the request must not leave this machine (local_only)"
+LOCAL_ONLY = "is an address, and the request must not leave this machine (local_only)"
 
 
 class Addresses:
@@ -29,15 +29,15 @@ class Addresses:
         `files`: those of binary frames, by name.
         """
         self._why_not = why_not
-        self._is_local = False
+        self._why_kept = ""
         self.files: dict[str, bytes | str] = dict(files)
         """The files by address or name, or why there is none, as the end of a sentence about the address."""
         self.wanted: list[str] = []
         """The addresses that were met and have no file."""
 
-    def keep_here(self) -> None:
-        """Let nothing be fetched: the request is for this machine only."""
-        self._is_local = True
+    def keep_here(self, why: str = LOCAL_ONLY) -> None:
+        """Let nothing be fetched. `why`: the end of a sentence about an address."""
+        self._why_kept = why
 
     def find(self, url: str) -> bytes | str | None:
         """Return the file of an address, or why there is none; None if it must be fetched first."""
@@ -45,9 +45,7 @@ class Addresses:
             return found
         if url.startswith(HASH):
             return _NO_FILE
-        if self._is_local:
-            return _LOCAL_ONLY
-        if why := self._why_not(url):
+        if why := self._why_kept or self._why_not(url):
             return why
         if url not in self.wanted:
             if len(self.wanted) >= MAX_ADDRESSES:

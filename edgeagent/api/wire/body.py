@@ -14,7 +14,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -196,12 +196,17 @@ async def read_valid(request: Request, model: type[M]) -> M:
     return await read_body(request, partial(validate, model))
 
 
-async def read_body(request: Request, read: Callable[[Json], T], warns_as: type[Body] | None = None) -> T:
+async def read_body(
+    request: Request,
+    read: Callable[[Json], T],
+    warns_as: type[Body] | None = None,
+    why_kept: Callable[[T], Awaitable[str]] | None = None,
+) -> T:
     """Parse the JSON object in a request's body, pass it to `read`, and return the result.
 
     Raise InvalidRequest if the body is not a JSON object. Errors of `read` are passed on. A large body is parsed and
     read in a thread. If `warns_as` is given, fields without effect in a body of this class are named in a header of the
-    answer, and counted in the log.
+    answer, and counted in the log. `why_kept`: see `read_with_images`.
     """
     # `request.body()` would keep the bytes as long as the request, which may wait and generate for minutes.
     body = b"".join([piece async for piece in request.stream()])
@@ -213,7 +218,7 @@ async def read_body(request: Request, read: Callable[[Json], T], warns_as: type[
             warnings_for(request).add(warning)
         return read(fields)
 
-    return await read_with_images(request, len(body), read_parsed)
+    return await read_with_images(request, len(body), read_parsed, why_kept=why_kept)
 
 
 async def read_fields(request: Request, model: type[M]) -> M:
@@ -248,12 +253,17 @@ def _add(fields: Json, name: str, value: str) -> None:
 
 
 async def read_with_images(
-    connection: HTTPConnection, num_bytes: int, read: Callable[[], T], files: Mapping[str, bytes] | None = None
+    connection: HTTPConnection,
+    num_bytes: int,
+    read: Callable[[], T],
+    files: Mapping[str, bytes] | None = None,
+    why_kept: Callable[[T], Awaitable[str]] | None = None,
 ) -> T:
     """Return what `read` returns for a body of this size, see `run_inline_or_in_thread`.
 
     If the owner lets images be fetched, those whose addresses are in the body are, and `read` is called again. `files`:
-    what a WebSocket's binary frames had, by name; None if there is no WebSocket.
+    what a WebSocket's binary frames had, by name; None if there is no WebSocket. `why_kept` is asked before a fetch why
+    the addresses in what was read may not be fetched, as the end of a sentence about one; "" if they may.
     """
     app = connection.scope.get("app")
     fetcher: ImageFetcher | None = None if app is None else app.state.images
@@ -267,6 +277,9 @@ async def read_with_images(
     try:
         result = await run_inline_or_in_thread(num_bytes, read)
         if addresses.wanted and fetcher is not None:
+            if why_kept is not None and (why := await why_kept(result)):
+                addresses.keep_here(why)
+                return await run_inline_or_in_thread(num_bytes, read)
             client = connection.scope.get(CLIENT_KEY, "")
             async with _fetched(fetcher, addresses, client, connection.app.state.context):
                 result = await run_inline_or_in_thread(num_bytes, read)

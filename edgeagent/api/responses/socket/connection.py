@@ -21,7 +21,7 @@ from edgeagent.api.gate.envelope import WEBSOCKET
 from edgeagent.api.responses.events import set_delivery
 from edgeagent.api.responses.socket.ahead import AheadAnswer
 from edgeagent.api.responses.socket.files import SentFiles
-from edgeagent.api.responses.socket.frames import CreateFrame, read_frame
+from edgeagent.api.responses.socket.frames import CreateFrame, Frame, RefusedFrame, read_frame
 from edgeagent.api.responses.socket.lanes import LaneTurn, UndeliveredResponse
 from edgeagent.api.responses.socket.outbox import (
     INTERNAL_ERROR,
@@ -44,7 +44,8 @@ from edgeagent.api.responses.socket.session import (
     Session,
     Start,
 )
-from edgeagent.api.responses.turn import compare, run_turn, summarize_early
+from edgeagent.api.responses.turn import compare, run_turn, summarize_early, why_kept_here
+from edgeagent.api.wire.addresses import LOCAL_ONLY
 from edgeagent.api.wire.body import read_with_images, warnings_for
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.route import Routes
@@ -55,7 +56,7 @@ from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.media_files import mime_of
 from edgeagent.service.client_sink import ClientSink, start_now
-from edgeagent.types import Step
+from edgeagent.types import RouteMode, Step
 
 # After this time a request that is neither refused nor started is announced as begun, since clients time out without an
 # event. Until then an error is sent with its own status instead of as a failed response.
@@ -180,10 +181,25 @@ class Connection:
 
     async def _receive(self, text: str) -> list[Action]:
         """Return the actions that answer a frame."""
-        frame = await read_with_images(self._websocket, len(text), partial(read_frame, text), self._files.by_name)
+        read, files = partial(read_frame, text), self._files.by_name
+        frame = await read_with_images(self._websocket, len(text), read, files, self._why_kept)
         if isinstance(frame, CreateFrame) and frame.warning:
             warnings_for(self._websocket).log.write(frame.warning)
         return self._session.receive(frame)
+
+    async def _why_kept(self, frame: Frame) -> str:
+        """See `why_kept_here`. A create that will fail, as it continues what is unknown, gets no image either."""
+        if not isinstance(frame, CreateFrame) or isinstance(create := frame.create_or_refusal, RefusedFrame):
+            return ""
+        previous_id = create.previous_id
+        if isinstance(live := self._requests.get(previous_id or ""), LaneTurn):  # neither remembered nor stored yet
+            if live.turn.request.route is RouteMode.LOCAL_ONLY:
+                return LOCAL_ONLY
+            previous_id = None
+        try:
+            return await why_kept_here(previous_id, create.items, self._session.history, self._store, self._partition)
+        except EdgeAgentError as error:
+            return f"is an address that is not fetched, since the request fails: {error.message}"
 
     async def _write(self) -> None:
         """Write what is in the outbox."""
