@@ -16,8 +16,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, chain, islice, takewhile
 from operator import itemgetter
 
 from edgeagent.backends.prompts import digests, message_bytes, prompt_bytes, tools_bytes
@@ -480,18 +481,16 @@ class Forecast:
         """
         most = self.context_length * MOST_BYTES_PER_TOKEN
         prompt, client, adapter = request.prompt, request.cache.partition, _adapter(request)
-        if not isinstance(prompt, ChatPrompt):
-            if (num_bytes := prompt_bytes(request)) <= most:
-                yield self._prefixes.digest(client, adapter, prompt), num_bytes
-            return
-        digest, num_bytes = self._prefixes.digest(client, adapter, prompt.tools), tools_bytes(prompt)
-        for message in prompt.messages:
-            num_bytes += message_bytes(message)
-            if num_bytes > most:
-                return
-            said = message.role, message.content, message.reasoning, digests(prompt, message)
-            digest = self._prefixes.longer(digest, *said)
-            yield digest, num_bytes
+        lengths: Iterable[int]
+        parts: Iterable[object]
+        if isinstance(prompt, ChatPrompt):
+            lengths = accumulate(map(message_bytes, prompt.messages), initial=tools_bytes(prompt))
+            said = ((each.role, each.content, each.reasoning, digests(prompt, each)) for each in prompt.messages)
+            parts = chain([(adapter, prompt.tools)], said)
+        else:
+            lengths, parts = (0, prompt_bytes(request)), (adapter, prompt)
+        prefixes = zip(takewhile(most.__ge__, lengths), self._prefixes.digests(client, parts), strict=False)
+        yield from ((digest, num_bytes) for num_bytes, digest in islice(prefixes, 1, None))
 
 
 def _adapter(request: GenerateRequest) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -365,18 +366,19 @@ def test_the_messages_of_a_prompt_are_read_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_prefixes_that_cannot_fit_into_the_context_get_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_digests, longer = 0, KnownPrefixes.longer
+    num_digests, all_digests = 0, KnownPrefixes.digests
 
-    def counted(prefixes: KnownPrefixes, digest: bytes, *parts: object) -> bytes:
+    def counted(prefixes: KnownPrefixes, client: str, parts: Iterable[object]) -> Iterator[bytes]:
         nonlocal num_digests
-        num_digests += 1
-        return longer(prefixes, digest, *parts)
+        for digest in all_digests(prefixes, client, parts):
+            num_digests += 1
+            yield digest
 
-    monkeypatch.setattr(KnownPrefixes, "longer", counted)
+    monkeypatch.setattr(KnownPrefixes, "digests", counted)
     forecast = forecast_at()
     forecast.context_length = 10
     request = chat("long", *["U" * 50, "A" * 50] * 1000)
-    assert forecast.num_bytes(request) == 100_000 and num_digests == 3
+    assert forecast.num_bytes(request) == 100_000 and num_digests == 4, "with that of the tools"
     compute(forecast, request)
     text = replace(request, prompt=TextPrompt("U" * 100_000))
     assert forecast.num_bytes(text) == 100_000

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,17 +60,23 @@ class KnownPrefixes:
             for place, (digest, is_end) in enumerate(saved.items(), 1):
                 self._known[digest] = _Prefix("", is_end, persists=True, place=place)
 
-    def digest(self, client: str, *parts: object) -> bytes:
-        """Return the digest of a client's prefix. It is the same after a restart. `parts`: what msgspec encodes."""
-        return self._hash(client, _CLIENT_BYTES) + self._hash((client, *parts), _PREFIX_BYTES)
+    def digests(self, client: str, parts: Iterable[object]) -> Iterator[bytes]:
+        """Yield the digest of each prefix of a client's prompt: of its first part, of its first two, and so on.
 
-    def longer(self, digest: bytes, *parts: object) -> bytes:
-        """Return the digest of a prefix that begins with the one of `digest`."""
-        return digest[:_CLIENT_BYTES] + self._hash((digest, *parts), _PREFIX_BYTES)
+        They are the same after a restart. `parts`: what msgspec encodes.
+        """
+        owner = self._owner(client)
+        prefix, encode = self._hash(owner, _PREFIX_BYTES), msgspec.msgpack.Encoder().encode
+        for part in parts:
+            prefix.update(encode(part))
+            yield owner + prefix.copy().digest()
 
-    def _hash(self, value: object, num_bytes: int) -> bytes:
-        content = msgspec.msgpack.encode(value)
-        return hashlib.blake2b(content, key=self._secret, digest_size=num_bytes, person=b"edgeagent prefix").digest()
+    def _owner(self, client: str) -> bytes:
+        """Return how all digests of a client begin."""
+        return self._hash(client.encode(), _CLIENT_BYTES).digest()
+
+    def _hash(self, start: bytes, num_bytes: int) -> hashlib.blake2b:
+        return hashlib.blake2b(start, key=self._secret, digest_size=num_bytes, person=b"edgeagent prefix")
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._known
@@ -124,7 +130,7 @@ class KnownPrefixes:
 
     async def purge(self, client: str | None) -> None:
         """Forget the prefixes of a client (None: of all), and delete the file. The others are written again later."""
-        purged = b"" if client is None else self._hash(client, _CLIENT_BYTES)
+        purged = b"" if client is None else self._owner(client)
         self._num_purges += 1
         self._keep(lambda digest, _: not digest.startswith(purged))
         if self._path is not None:

@@ -17,8 +17,12 @@ def make(folder: Path | None) -> KnownPrefixes:
     return KnownPrefixes(SECRET, folder)
 
 
+def digest_of(prefixes: KnownPrefixes, text: str, client: str = "") -> bytes:
+    return next(prefixes.digests(client, [text]))
+
+
 def compute(prefixes: KnownPrefixes, text: str, *, client: str = "", persists: bool = True) -> bytes:
-    digest = prefixes.digest(client, text)
+    digest = digest_of(prefixes, text, client)
     prefixes.expect("r", [digest], persists=persists)
     prefixes.note_computed([digest])
     return digest
@@ -27,13 +31,13 @@ def compute(prefixes: KnownPrefixes, text: str, *, client: str = "", persists: b
 async def test_what_was_computed_and_may_be_on_disk_is_known_after_a_restart(tmp_path: Path) -> None:
     before = make(tmp_path)
     kept, hidden = compute(before, "hello"), compute(before, "my secret", persists=False)
-    waiting = before.digest("", "waits")
+    waiting = digest_of(before, "waits")
     before.expect("w", [waiting], persists=True)
     await before.save()
     after = make(tmp_path)
     assert [digest in after for digest in (kept, hidden, waiting)] == [True, False, False]
-    assert after.digest("", "hello") == kept and after.is_end(kept)
-    assert KnownPrefixes(b"t" * 32, tmp_path).digest("", "hello") != kept, "without the secret nothing can be guessed"
+    assert digest_of(after, "hello") == kept and after.is_end(kept)
+    assert digest_of(KnownPrefixes(b"t" * 32, tmp_path), "hello") != kept, "without the secret nothing can be guessed"
     assert (tmp_path / PREFIXES_FILE).stat().st_mode & 0o077 == 0
 
 
@@ -91,7 +95,7 @@ async def test_a_purge_while_the_file_is_written_deletes_it(tmp_path: Path, monk
 def test_the_end_of_a_worker_leaves_what_is_on_disk(tmp_path: Path, *, has_disk: bool) -> None:
     prefixes = make(tmp_path if has_disk else None)
     kept, hidden = compute(prefixes, "hello"), compute(prefixes, "my secret", persists=False)
-    waiting = prefixes.digest("", "waits")
+    waiting = digest_of(prefixes, "waits")
     prefixes.expect("w", [waiting], persists=False)
     prefixes.forget_memory()
     assert (kept in prefixes, hidden in prefixes) == (has_disk, False)

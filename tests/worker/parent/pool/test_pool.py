@@ -110,7 +110,7 @@ async def test_a_purge_is_also_of_a_model_that_is_not_loaded_and_does_not_load_i
     await eventually(lambda: pool.model("").state is WorkerState.READY)
     await pool.unload("")
     prefixes = pool.model("").prefixes
-    purged, kept = prefixes.digest("kiosk", "hello"), prefixes.digest("", "hello")
+    purged, kept = (next(prefixes.digests(client, ["hello"])) for client in ("kiosk", ""))
     prefixes.expect("r", [purged, kept], persists=True)
     await pool.ask("", PurgeCache("kiosk"))
     assert (purged in prefixes, kept in prefixes) == (False, True)
