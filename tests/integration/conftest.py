@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -37,6 +38,13 @@ class Daemon:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def wyoming_port(self) -> int:
+        """The port at which it speaks Wyoming, if it was started so."""
+        found = re.search(r"tcp://127\.0\.0\.1:(\d+)", self.log.read_text())
+        assert found is not None, self.log.read_text()
+        return int(found[1])
 
     def worker_pid(self) -> int:
         """Return the pid of the model's process."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,14 +31,7 @@ def voice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def port(voice: Daemon) -> int:
-    return port_of(voice)
-
-
-def port_of(voice: Daemon) -> int:
-    """Return the port at which a daemon speaks Wyoming."""
-    found = re.search(r"tcp://127\.0\.0\.1:(\d+)", voice.log.read_text())
-    assert found is not None, voice.log.read_text()
-    return int(found[1])
+    return voice.wyoming_port
 
 
 def client_of(port: int) -> AsyncTcpClient:
@@ -146,7 +138,7 @@ async def test_hostile_bytes_harm_nobody(voice: Daemon, port: int) -> None:
 async def test_it_is_one_client_and_leaves_no_conversation_behind(tmp_path: Path) -> None:
     """Prompts go to the disk at a stop, at the latest. Blocks hold token ids, so their owners are looked up."""
     with serving(tmp_path / "state", "builtin", "--wyoming", "0") as voice:
-        events = await ask(port_of(voice), "Remember the word xylophone.", "private")
+        events = await ask(voice.wyoming_port, "Remember the word xylophone.", "private")
         async with httpx.AsyncClient(base_url=voice.url, timeout=patient(60)) as http:
             listed = await http.get("/edgeagent/conversations")
             figures = (await http.get("/metrics")).text

@@ -170,6 +170,19 @@ def ping_flood(daemon: Daemon) -> str:
     return ""
 
 
+def wyoming_flood(daemon: Daemon) -> str:
+    """Send events of Wyoming as fast as they are taken: pings, questions, long headers."""
+    question = {"type": "transcript", "data": {"text": "Count to a hundred.", "language": "en"}}
+    floods = [json.dumps(event).encode() + b"\n" for event in ({"type": "ping"}, question, {"type": "x" * 60_000})]
+    with ExitStack() as held:
+        for flood in floods * 8:
+            opened = held.enter_context(closing(socket.create_connection(("127.0.0.1", daemon.wyoming_port))))
+            opened.settimeout(HOLD_S)
+            threading.Thread(target=work.quietly, args=(opened, flood * ((8 << 20) // len(flood))), daemon=True).start()
+        time.sleep(HOLD_S)
+    return ""
+
+
 def slow_readers(daemon: Daemon) -> str:
     """Ask for long answers on twenty connections and twenty sockets, and read none of them."""
     body = json.dumps({"prompt": "x", "max_tokens": 400, "stream": True, "logit_bias": {"2041": -100}}).encode()
@@ -322,6 +335,7 @@ def attacks() -> list[Attack]:
         *worker_work(),
         Attack("grammars that quarantine a model", quarantine),
         Attack("a flood of pings", ping_flood),
+        Attack("a flood of Wyoming events", wyoming_flood),
         Attack("readers that do not read", slow_readers),
         Attack("silent sockets, reset", half_open),
         Attack("wrong tokens", wrong_tokens),
@@ -406,7 +420,7 @@ def main() -> None:
         report_gaps(options.canary)
     chosen = [each for each in attacks() if not options.names or any(name in each.name for name in options.names)]
     with tempfile.TemporaryDirectory() as folder:
-        daemon = start_daemon(Path(folder) / "state", "builtin")
+        daemon = start_daemon(Path(folder) / "state", "builtin", "--wyoming", "0")
         try:
             for attack in attacks():  # what is loaded lazily is not what an attack keeps
                 if attack.name in work.WARM_UP:

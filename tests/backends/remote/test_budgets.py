@@ -164,11 +164,11 @@ async def test_no_requests_together_spend_more_than_they_reserved(tmp_path: Path
 
 
 def test_what_sends_writes_a_row_first() -> None:
-    """A permit is not a row. So the places that send are few: this file, test_ways and test_checkup try each."""
+    """A permit is not a row. So the places that send are few: this one, test_ways, _checkup, _addresses try each."""
     folder = Path(edgeagent.__path__[0])
-    sends = re.compile(r"transport\.(open|fetch)\(")
+    sends = re.compile(r"transport\.(open|fetch)\(|await get\(")
     found = {path.name for path in folder.rglob("*.py") if sends.search(path.read_text(encoding="utf-8"))}
-    assert found == {"checkup.py", "probe.py", "run.py"}
+    assert found == {"checkup.py", "probe.py", "run.py", "image_fetcher.py"}
 
 
 async def test_forty_at_once_spend_no_more_than_the_budget(tmp_path: Path) -> None:
