@@ -14,7 +14,7 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -177,7 +177,7 @@ def _user_from_psutil(client: SocketAddress, server: SocketAddress) -> User:
     me = psutil.Process().username()
     tried: set[int] = set()
     # New processes connect more often than old ones, and mostly have the highest numbers.
-    for pid in (*_remembered, *reversed(_pids())):
+    for pid in (*_remembered, *reversed(psutil.pids())):
         if pid in tried:
             continue
         tried.add(pid)
@@ -188,9 +188,6 @@ def _user_from_psutil(client: SocketAddress, server: SocketAddress) -> User:
                     _remembered.appendleft(pid)
                 return User(os.getuid() if sys.platform != "win32" else None, is_own=True)
     return UNKNOWN_USER
-
-
-_pids: Callable[[], list[int]] = psutil.pids
 
 
 def _holds(process: psutil.Process, client: SocketAddress, server: SocketAddress) -> bool:

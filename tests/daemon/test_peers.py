@@ -8,8 +8,10 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,6 +24,7 @@ from tests.daemon.running import has_ipv6_loopback
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 IPV6 = pytest.mark.skipif(not has_ipv6_loopback(), reason="no ::1 here")
 OTHER_UID = 54321
+ME = User(os.getuid() if sys.platform != "win32" else None, is_own=True)
 HOSTS = ["127.0.0.1", pytest.param("::1", marks=IPV6)]
 
 
@@ -43,89 +46,82 @@ def ends(server: socket.socket) -> tuple[tuple[str, int], tuple[str, int]]:
     return server.getpeername()[:2], server.getsockname()[:2]
 
 
-def netlink(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    try:
-        return peers._uid_from_netlink(client, server)
-    except PermissionError:
-        pytest.skip("no netlink here")
+@pytest.fixture(params=[pytest.param("netlink", marks=LINUX), pytest.param("proc", marks=LINUX), "psutil"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one of the three ways tell."""
+    if request.param == "netlink":
+        try:
+            socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 4).close()
+        except OSError:
+            pytest.skip("no netlink here")
+    elif request.param == "proc":
+        monkeypatch.setattr(socket, "AF_NETLINK", 9999)  # the error of a kernel without it
+    else:
+        monkeypatch.setattr(sys, "platform", "darwin")
+        monkeypatch.setattr(psutil, "pids", lambda: [os.getpid()])
 
 
-def proc(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    return peers._uid_from_proc(client, server)
-
-
-Told = Callable[[tuple[str, int], tuple[str, int]], int | None]
-
-
-@LINUX
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("told", [netlink, proc])
-def test_linux_tells_the_user(told: Told, host: str) -> None:
-    with connected(host) as (_, server):
-        assert told(*ends(server)) == os.getuid()
+async def test_each_way_tells_the_user(host: str) -> None:
+    with connected(host) as (client, server):
+        assert await TcpPeer(*ends(server), server).user() == ME
         # The reversed addresses name the server's own socket, which no caller asks for; its user is known too.
-        assert told(*reversed(ends(server))) == os.getuid()
+        assert await TcpPeer(*reversed(ends(server)), client).user() == ME
 
 
-@LINUX
-@pytest.mark.parametrize("told", [netlink, proc])
-def test_who_has_closed_is_nobody(told: Told) -> None:
+@pytest.mark.usefixtures("way")
+async def test_who_has_closed_is_nobody() -> None:
     """The kernel attributes a socket without a process to root, and a listener on the port is another socket."""
     with connected() as (client, server):
         addresses = ends(server)
         client.close()
-        assert told(*addresses) is None
+        assert await TcpPeer(*addresses, server).user() == UNKNOWN_USER
         with suppress(OSError), closing(socket.create_server(addresses[0], reuse_port=True)):
-            assert told(*addresses) is None
-
-
-def by_psutil(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    return peers._user_from_psutil(client, server).uid
+            assert await TcpPeer(*addresses, server).user() == UNKNOWN_USER
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no uid there")
-@pytest.mark.parametrize("told", [pytest.param(netlink, marks=LINUX), pytest.param(proc, marks=LINUX), by_psutil])
-def test_who_has_ended_its_sending_is_still_there(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_pids", lambda: [os.getpid()])
+@pytest.mark.usefixtures("way")
+async def test_who_has_ended_its_sending_is_still_there() -> None:
     with connected() as (client, server):
         addresses = ends(server)
         client.shutdown(socket.SHUT_WR)
-        assert told(*addresses) == os.getuid()
+        assert await TcpPeer(*addresses, server).user() == ME
         assert server.recv(1) == b""
-        assert told(*addresses) == os.getuid()
+        assert await TcpPeer(*addresses, server).user() == ME
         # The kernel keeps the connection for a while and attributes it to root.
         client.close()
-        assert told(*addresses) is None
+        assert await TcpPeer(*addresses, server).user() == UNKNOWN_USER
 
 
-@LINUX
-@pytest.mark.parametrize("told", [netlink, proc])
-def test_a_listener_is_not_taken_for_the_client(told: Told) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+@pytest.mark.usefixtures("way")
+async def test_a_listener_is_not_taken_for_the_client() -> None:
+    with connected() as (_, server), closing(socket.create_server(("127.0.0.1", 0))) as listener:
         address = listener.getsockname()
-        assert told(address, ("127.0.0.1", 1)) is None
-        assert told(("127.0.0.1", 1), address) is None
+        assert await TcpPeer(address, ("127.0.0.1", 1), server).user() == UNKNOWN_USER
+        assert await TcpPeer(("127.0.0.1", 1), address, server).user() == UNKNOWN_USER
 
 
 @LINUX
 @IPV6
-@pytest.mark.parametrize("told", [netlink, proc])
-def test_a_client_that_speaks_ipv6_to_an_address_of_ipv4(told: Told) -> None:
+@pytest.mark.parametrize("way", ["netlink", "proc"], indirect=True)
+@pytest.mark.usefixtures("way")
+async def test_a_client_that_speaks_ipv6_to_an_address_of_ipv4() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
         with closing(socket.socket(socket.AF_INET6)) as client:
             client.connect(("::ffff:127.0.0.1", port))
             server, _ = listener.accept()
             with closing(server):
-                assert told(*ends(server)) == os.getuid()
+                assert await TcpPeer(*ends(server), server).user() == ME
 
 
 CONNECT = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); sys.stdin.read()"
 
 
-@LINUX
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
-async def test_another_user() -> None:
+async def test_another_user(way: None, request: pytest.FixtureRequest) -> None:
     if os.getuid() != 0:
         pytest.skip("becoming another user takes root")
     become = ["setpriv", f"--reuid={OTHER_UID}", f"--regid={OTHER_UID}", "--clear-groups", "/usr/bin/env", "python3"]
@@ -134,16 +130,15 @@ async def test_another_user() -> None:
         with subprocess.Popen(command, stdin=subprocess.PIPE) as other:  # noqa: ASYNC220
             server, _ = listener.accept()
             with closing(server):
-                assert netlink(*ends(server)) == proc(*ends(server)) == OTHER_UID
-                assert await TcpPeer(*ends(server), server).user() == User(OTHER_UID, is_own=False)
-                assert peers._user_from_psutil(*ends(server)) == UNKNOWN_USER
+                told = UNKNOWN_USER if "psutil" in request.node.name else User(OTHER_UID, is_own=False)
+                assert await TcpPeer(*ends(server), server).user() == told
             other.communicate()
 
 
 async def test_who_it_was_stays_who_it_is() -> None:
     with connected() as (client, server):
         peer = TcpPeer(*ends(server), server)
-        assert await peer.user() == User(os.getuid() if sys.platform != "win32" else None, is_own=True)
+        assert await peer.user() == ME
         client.close()
         assert (await peer.user()).is_own
         assert await TcpPeer(*ends(server), server).user() == UNKNOWN_USER
@@ -153,11 +148,11 @@ async def test_who_it_was_stays_who_it_is() -> None:
 @pytest.mark.parametrize("host", HOSTS)
 async def test_elsewhere_psutil_finds_own_processes(monkeypatch: pytest.MonkeyPatch, host: str, platform: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(peers, "_pids", lambda: [1, os.getpid(), 2**22 + 1])
-    peers._remembered.clear()
+    monkeypatch.setattr(psutil, "pids", lambda: [1, os.getpid(), 2**22 + 1])
     with connected(host) as (client, server):
         assert (await TcpPeer(*ends(server), server).user()).is_own
-        assert list(peers._remembered) == [os.getpid()]
+        monkeypatch.setattr(psutil, "pids", list[int])  # it is remembered
+        assert (await TcpPeer(*ends(server), server).user()).is_own
         client.close()
         assert await TcpPeer(*ends(server), server).user() == UNKNOWN_USER
 
@@ -173,14 +168,14 @@ async def test_a_system_that_refuses_to_tell(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @LINUX
-async def test_without_netlink_the_table_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(97, "Address family not supported by protocol")
+@pytest.mark.parametrize("way", ["proc"], indirect=True)
+@pytest.mark.usefixtures("way")
+async def test_without_netlink_and_the_table_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError
 
-    monkeypatch.setattr(peers, "_uid_from_netlink", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
     with connected() as (_, server):
-        assert await TcpPeer(*ends(server), server).user() == User(os.getuid(), is_own=True)
-        monkeypatch.setattr(peers, "_PROC_TABLES", ("/nonexistent",))
         assert await TcpPeer(*ends(server), server).user() == UNKNOWN_USER
 
 
@@ -201,9 +196,12 @@ async def test_what_is_no_tcp_connection(client: tuple[str, int] | None, server:
 
 
 async def test_other_machines_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_uid_from_netlink", lambda *_: os.getuid())
+    client, server = ("192.0.2.1", 5000), ("192.0.2.2", 8127)
+    held = SimpleNamespace(laddr=client, raddr=server, status=psutil.CONN_ESTABLISHED)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_: [held])
     with connected() as (_, connection):
-        assert await TcpPeer(("192.0.2.1", 5000), ("192.0.2.2", 8127), connection).user() == UNKNOWN_USER
+        assert await TcpPeer(client, server, connection).user() == UNKNOWN_USER
 
 
 @LINUX
