@@ -233,7 +233,7 @@ async def test_what_a_server_repeats_is_not_told_again(texts: tuple[str, ...]) -
         assert got.text == " is 4"
         short = await ask(remote, id="short", so_far=AnswerSoFar("The sum", num_tokens=2))
         assert isinstance(short.error, RemoteUnavailable) and "it is unclear whether" in short.error.message
-        assert not remote._cluster.endpoints[0].breaker.cause, "no fault of the endpoint's"
+        assert not remote.status().endpoints[0].cause, "no fault of the endpoint's"
 
 
 @given(st.text("ab", min_size=1, max_size=20), st.text("abc", max_size=30), st.lists(st.integers(0, 50), max_size=5))
@@ -533,8 +533,8 @@ async def test_a_remote_that_stands_by_is_probed_once_and_its_distance_is_known(
         assert remote.estimate(REQUEST).first_token_s is None
         for _ in range(3):
             remote.stand_by()
-        await until(lambda: remote.models.statuses() and not remote._probing)
-        assert remote.estimate(REQUEST).first_token_s is not None
+        await until(lambda: remote.estimate(REQUEST).first_token_s is not None)
+        await until(lambda: remote.models.statuses())
         num_probes = len(server.asked)
         clock.now_s += 59.0
         remote.stand_by()

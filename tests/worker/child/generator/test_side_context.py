@@ -29,7 +29,7 @@ from tests.peer.shelf.shapes import SEEING_TWIN
 
 CHUNK = 32
 TOKENS = [20 + index * 7 % 90 for index in range(200)]
-CONFIG = EngineConfig(ctx=512, parallel=1, threads=2, batch=CHUNK)
+CONFIG = EngineConfig(ctx=512, parallel=1, threads=1, batch=CHUNK)
 
 
 @pytest.fixture(scope="module")
