@@ -91,6 +91,13 @@ _SYMBOLS = """
 """
 _UNITS = _meanings(_SYMBOLS)
 
+# Names that are often written in small letters, so that no rule sees names. They are the same in most languages.
+_BRANDS = """
+        visa / mastercard / maestro / amex / paypal / klarna / bitcoin / girocard
+        aspirin aspirine aspirina / ibuprofen ibuprofeno ibuprofene / paracetamol paracetamolo acetaminophen / insulin
+        android / iphone / windows / mac / linux
+"""
+
 ENGLISH = Language(
     fillers=_words(
         "a an the i i'm i'd i've i'll me my mine we we're us our you you're your do does did is are was were be been "
@@ -103,7 +110,7 @@ ENGLISH = Language(
     negations=_words(
         "not no never none neither nor without cannot hardly except unless dont doesnt didnt isnt arent "
         "wasnt werent cant couldnt wont wouldnt shouldnt mustnt hasnt havent hadnt non minus forbidden prohibited "
-        "banned"
+        "banned barred disallowed illegal unlawful"
     )
     | {f"no{what}" for what in ("body", "thing", "where")},
     context=_words(
@@ -149,7 +156,7 @@ ENGLISH = Language(
         first / last second third
         next / previous last
         oldest old older / newest new newer youngest young younger
-        largest biggest large big tallest / smallest small little tiny
+        largest biggest large big tallest / medium / smallest small little tiny
         longest long longer tall / shortest short shorter
         highest high / lowest low
         best good better / worst bad worse
@@ -162,7 +169,7 @@ ENGLISH = Language(
         hot hottest warm warmest heat / cold coldest cool coolest
         easy easiest / hard hardest difficult
         full / empty
-        wet / dry
+        wet / dry / oily greasy
         heavy / light
         dark / light bright
         loud louder / quiet quieter
@@ -173,15 +180,33 @@ ENGLISH = Language(
         all every / none
         born birth / died die dies death dead
         men man male boy boys gentlemen / women woman female girl girls ladies
-        father / mother
-        son / daughter
-        brother / sister
-        husband / wife
+        father dad / mother mum mom / son sons / daughter daughters / brother / sister / husband / wife / friend friends
         adult adults / child children kids / student students / senior seniors pensioner pensioners
+        baby babies infant infants toddler toddlers / teenager teenagers teen teens / adult adults
         breakfast / lunch / dinner supper
-        car cars / bus buses coach coaches / bicycle bicycles bike bikes / truck trucks lorry lorries
+        car cars / bus buses coach coaches / bicycle bicycles bike bikes / truck trucks lorry lorries / van vans
+        motorcycle motorcycles motorbike motorbikes / car cars / bus buses / bicycle bicycles bike bikes
+        train trains / tram trams / bus buses / plane planes flight flights / taxi taxis / ferry ferries boat boats
         mute muted muting / unmute unmuted unmuting
         credit / debit
+        cash coins / card cards / cheque cheques / voucher vouchers
+        refund refunded / exchange exchanged
+        pick picking collect / drop dropping
+        extend extended prolong / shorten shortened
+        diesel / petrol gasoline / electric / hybrid
+        automatic / manual
+        dog dogs / cat cats / bird birds / horse horses / rabbit rabbits
+        red / blue / green / yellow / white / black / grey gray / brown / pink / orange
+        gold / silver / bronze / copper
+        coffee / tea / beer / wine / water / milk / juice
+        chicken / beef / pork / lamb / fish
+        vegetarian / vegan / halal / kosher
+        headache head / toothache tooth teeth / stomachache stomach / backache back / earache ear ears / throat / knee
+        pregnant pregnancy / breastfeeding nursing
+        fridge refrigerator / freezer
+        wheelchair wheelchairs / pram prams stroller strollers pushchair pushchairs
+        ground / basement cellar
+        english / german / french / spanish / italian / chinese / japanese / russian / arabic / portuguese / dutch
         profit gain / loss
         win won / lose lost
         pass passed success / fail failed failure
@@ -198,6 +223,7 @@ ENGLISH = Language(
         attack / defend
         advantage advantages pros benefits / disadvantage disadvantages cons drawbacks risks
         """
+        + _BRANDS
     ),
     numbers=_numbers(
         "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -255,7 +281,7 @@ GERMAN = Language(
     ),
     negations=_words(
         "nicht kein keine keinen keinem keiner keines nie niemals niemand nichts nirgends ohne weder außer minus "
-        "verboten untersagt"
+        "verboten untersagt unzulässig"
     ),
     context=_words(
         "es dies diese dieser dieses diesen diesem jene jener jenes er ihn ihm jetzt heute morgen gestern hier dort da "
@@ -309,7 +335,17 @@ GERMAN = Language(
         gewinnen gewinn / verlieren verlust
         tag / nacht
         vorteile / nachteile
+        vater / mutter / sohn / tochter / bruder / schwester / ehemann / ehefrau / freund freundin
+        hund hunde hunden / katze katzen / vogel vögel / pferd pferde
+        rot rote roten / blau blaue blauen / grün grüne / gelb gelbe / weiß weiße weißen / schwarz schwarze
+        bar bargeld / karte karten / scheck / gutschein
+        benzin benziner / diesel / elektro / hybrid
+        zug züge / straßenbahn / flugzeug flug / taxi / fähre schiff
+        verlängern / verkürzen
+        umtauschen umtausch / erstatten erstattung
+        kaffee / tee / bier / wein / wasser / milch
         """
+        + _BRANDS
     ),
     numbers=_numbers(
         "zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn "
@@ -405,7 +441,17 @@ FRENCH = Language(
         voiture voitures / bus car / vélo vélos / camion camions / moto motos
         jour / nuit
         avantages / inconvénients
+        père / mère / fils / fille / frère / sœur / mari / femme
+        chien chiens / chat chats / oiseau oiseaux / cheval chevaux
+        rouge rouges / bleu bleue / vert verte / jaune jaunes / blanc blanche / noir noire
+        espèces liquide / carte cartes / chèque chèques
+        essence / diesel / électrique / hybride
+        train trains / tram / avion vol / taxi / bateau ferry
+        prolonger / raccourcir
+        échanger échange / rembourser remboursement
+        café / thé / bière / vin / eau / lait
         """
+        + _BRANDS
     ),
     numbers=_numbers(
         "deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize dix-sept dix-huit "
@@ -473,7 +519,17 @@ SPANISH = Language(
         coche coches / autobús autobuses / bicicleta bicicletas / camión camiones / moto motos
         día / noche
         ventajas / desventajas
+        padre / madre / hijo / hija / hermano / hermana / marido / esposa
+        perro perros / gato gatos / pájaro pájaros / caballo caballos
+        rojo roja / azul azules / verde verdes / amarillo amarilla / blanco blanca / negro negra
+        efectivo / tarjeta tarjetas / cheque cheques
+        gasolina / diésel / eléctrico / híbrido
+        tren trenes / tranvía / avión vuelo / taxi / barco ferry
+        prolongar ampliar / acortar
+        cambiar cambio / reembolso
+        café / té / cerveza / vino / agua / leche
         """
+        + _BRANDS
     ),
     numbers=_numbers(
         "dos tres cuatro cinco seis siete ocho nueve diez once doce trece catorce quince dieciséis "
@@ -543,7 +599,17 @@ ITALIAN = Language(
         auto macchina / autobus / bicicletta biciclette / camion / moto
         giorno / notte
         vantaggi / svantaggi
+        padre / madre / figlio / figlia / fratello / sorella / marito / moglie
+        cane cani / gatto gatti / uccello uccelli / cavallo cavalli
+        rosso rossa / blu / verde verdi / giallo gialla / bianco bianca / nero nera
+        contanti / carta carte / assegno assegni
+        benzina / diesel / elettrica / ibrida
+        treno treni / tram / aereo volo / taxi / traghetto nave
+        prolungare / accorciare
+        cambiare cambio / rimborso
+        caffè / tè / birra / vino / acqua / latte
         """
+        + _BRANDS
     ),
     numbers=_numbers(
         "due tre quattro cinque sei sette otto nove dieci undici dodici tredici quattordici quindici sedici "
@@ -603,6 +669,13 @@ CLOCK = re.compile(
     r"|\bnext (?:train|bus|tram|ferry|flight|tour|show|event|departure)\b(?! stops?\b)"
     r"|\bnächste[nrs]? (?:zug|bus|bahn|führung|vorstellung)\b|\bwie spät ist\b"
     r"|(?<![àa] )\bquelle heure est\b|(?<!a )\bqué hora es\b|(?<!a )\bche or[ae] (?:è|sono)\b"
+    # The present time or day. At the end of a text: "que dia é a festa" asks for another one.
+    r"|\b(?:wie viel uhr ist es|welche[rs]? (?:tag|datum) (?:ist|haben wir)|quel jour (?:sommes-nous|est-on|on est)"
+    r"|qué día es|che giorno è|que horas são|que (?:dia|hora) é|qual é a (?:data|hora)|hoe laat is het"
+    r"|welke dag is het|wat is de (?:datum|tijd)|kolik je hodin|который час|сколько времени|какое число|какой день)"
+    r"(?:,? (?:bitte|please|s'il vous plaît|por favor|per favore|alsjeblieft|alstublieft|prosím|пожалуйста))?(?=\W*$)"
+    r"|(?:^|[。、！?？!, ])(?:何時|何日|何曜日|なんじ)(?:です|だ|$)|几点钟?了|几号了|星期几(?=\W*$)|كم الساعة"
+    r"|몇 시(?:예요|입니까|인가요|야)"
     r"|\bprochaine?s?\b|\bprossim[oaie]\b"
     # "El próximo a Madrid", but not "un hotel próximo al museo", one that is near.
     r"|\bpróxim[oa]s?\b(?! (?:a|al|ao|à|aos|às|de|da|do)\b)|\b(?:el|la|los|las|o|a|os|as) próxim[oa]s?\b"
