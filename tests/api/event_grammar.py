@@ -51,7 +51,7 @@ class Item:
 
     added: Event
     index: int
-    content: str = ""
+    deltas: list[str] = field(default_factory=list)
     is_part_open: bool = False
     num_parts: int = 0
     text: str | None = None
@@ -187,10 +187,10 @@ class Response:
             item.num_parts, item.is_part_open = 1, True
         elif kind == f"{prefix}.delta":
             demand(item.is_part_open and item.text is None, "a delta outside of its part", event)
-            item.content += event["delta"]
+            item.deltas.append(event["delta"])
         elif kind == f"{prefix}.done":
             demand(item.is_part_open and item.text is None, "text is done once, in its part", event)
-            demand(event[whole] == item.content, "the text is not what the deltas add up to", event)
+            demand(event[whole] == "".join(item.deltas), "the text is not what the deltas add up to", event)
             item.text = event[whole]
         elif kind == "response.content_part.done":
             demand(item.is_part_open and item.text is not None, "its text is not done", event)
@@ -203,9 +203,9 @@ class Response:
         prefix, whole = CALLS[item.kind]
         demand(item.text is None, f"the {whole} is done", event)
         if kind == f"{prefix}.delta":
-            item.content += event["delta"]
+            item.deltas.append(event["delta"])
         elif kind == f"{prefix}.done":
-            demand(event[whole] == item.content, f"the {whole} is not what the deltas add up to", event)
+            demand(event[whole] == "".join(item.deltas), f"the {whole} is not what the deltas add up to", event)
             demand(event.get("name", item.added["name"]) == item.added["name"], "another tool's name", event)
             item.text = event[whole]
         else:

@@ -26,7 +26,7 @@ MAX_BUFFERED = 1 << 20
 MAX_FREED_S = 1.0
 # The two kernels' buffers between the daemon and a client that does not read; the kernels bound them.
 KERNEL_BYTES = 8 << 20
-WORD = "x" * 1000
+WORD = "a sentence. " * 800
 
 
 class Talker:

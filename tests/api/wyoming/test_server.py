@@ -264,7 +264,7 @@ async def test_an_idle_client_is_dropped_unless_it_waits_for_its_answer(monkeypa
 
 async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "EVENT_S", 0.2)
-    backend = FakeBackend(lambda _: [TextDelta("x" * 500_000) for _ in range(20)])
+    backend = FakeBackend(lambda _: [TextDelta("a sentence. " * 41_000) for _ in range(20)])
     async with served(backend) as daemon:
         _, writer = await asyncio.open_connection("127.0.0.1", daemon.port, limit=1)
         writer.write(b'{"type": "transcript", "data": {"text": "hello"}}\n')

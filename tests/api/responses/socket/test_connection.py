@@ -356,7 +356,7 @@ async def test_delivery_is_measured(address: str) -> None:
 
 
 async def test_a_slow_reader_gets_all_text_and_pauses_the_backend(address: str, backend: FakeBackend) -> None:
-    num_words, word = 3000, "x" * 1000
+    num_words, word = 600, "a sentence. " * 400
     produced = 0
 
     def script(_: GenerateRequest) -> Any:
