@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-_PART = 4
+_PART = 8
 _FEWEST = 9
 
 # On a busy machine any example may be slow.

@@ -84,11 +84,11 @@ def test_the_longest_text_fits_and_memory_is_freed(make: Make) -> None:
     long = text(*[7] * (CONTEXT_LENGTH - 2))
     assert encoder.batch_length([long, long]) == 1
     assert not encoder.is_open
-    first = encoder.encode([long], 2)
+    first = encoder.encode([long], 1)
     assert encoder.is_open
     encoder.close()
     assert not encoder.is_open
-    assert np.allclose(encoder.encode([long], 2), first, atol=1e-6)
+    assert np.allclose(encoder.encode([long], 1), first, atol=1e-6)
     assert make(ctx=64).max_tokens == 64
     assert make(context_length=128, ctx=256).max_tokens == 128
 
@@ -124,9 +124,9 @@ def test_short_texts_are_computed_together(make: Make) -> None:
 
 def test_a_context_grows_with_the_text(make: Make) -> None:
     encoder = make(MODERN_BERT, context_length=4096)
-    short = encoder.encode([text(5, 6)], 2)
-    assert encoder.encode([[9] * 1500], 2).shape == (1, encoder.length)
-    assert np.allclose(encoder.encode([text(5, 6)], 2), short, atol=1e-5)
+    short = encoder.encode([text(5, 6)], 1)
+    assert encoder.encode([[9] * 1500], 1).shape == (1, encoder.length)
+    assert np.allclose(encoder.encode([text(5, 6)], 1), short, atol=1e-5)
 
 
 def test_a_batch_stops_when_asked(make: Make) -> None:
