@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edgeagent.credentials.keys import CLIENTS_FILE, Scope, add_client
+from edgeagent.credentials.keys import CLIENTS_FILE, Scope, add_client, ensure_token
 from edgeagent.runtime_file import TOKEN_FILE
 from tests.patience import patient
 from tests.robust.fake_serve import Process, serving
@@ -180,8 +180,9 @@ def test_files_that_others_could_have_read_widen_nothing(daemon: Process, name: 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
 def test_a_daemon_does_not_start_with_such_files(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
-    with serving(state_dir) as daemon:
-        add_client(daemon.state_dir, "kiosk", [Scope.INFER])
+    state_dir.mkdir(0o700)
+    ensure_token(state_dir)
+    add_client(state_dir, "kiosk", [Scope.INFER])
     for name in (TOKEN_FILE, CLIENTS_FILE):
         (state_dir / name).chmod(0o640)
         with pytest.raises(AssertionError, match=f"{name} .*chmod 600"), serving(state_dir):
