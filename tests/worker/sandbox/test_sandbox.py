@@ -16,7 +16,8 @@ from edgeagent.worker.sandbox import landlock, sandbox, seccomp
 from edgeagent.worker.sandbox.seccomp import CHECKED, MACHINES, NEWEST_CALL, REFUSED, UNKNOWN
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
-ALLOW, REFUSE, NO_CALL = seccomp._ALLOW, seccomp._REFUSE, seccomp._NO_CALL
+# linux/seccomp.h and the numbers of the errors EACCES and ENOSYS
+ALLOW, REFUSE, NO_CALL = 0x7FFF0000, 0x0005000D, 0x00050026
 
 
 PID = 4242
@@ -31,15 +32,15 @@ def run_filter(code: bytes, architecture: int, number: int, arguments: tuple[int
         operation, if_true, if_false, value = instructions[at]
         at += 1
         match operation:
-            case seccomp._LOAD:
+            case 0x20:  # load a word; linux/bpf_common.h
                 (word,) = struct.unpack_from("<I", data, value)
-            case seccomp._AND:
+            case 0x54:  # and
                 word &= value
-            case seccomp._JUMP_EQUAL:
+            case 0x15:  # jump if equal
                 at += if_true if word == value else if_false
-            case seccomp._JUMP_GREATER:
+            case 0x25:  # jump if greater
                 at += if_true if word > value else if_false
-            case seccomp._RETURN:
+            case 0x06:  # return
                 return int(value)
             case _:
                 raise AssertionError(f"an instruction {operation:#x}")
