@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent import metrics
 from edgeagent.api.gate.security import MAX_LINES, WINDOW_S, RefusalLog
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token, remove_client
+from tests.api.gate.test_security import num_refused
 from tests.backends.fake import FakeBackend
 from tests.daemon.logged import logged
 from tests.daemon.running import running
@@ -40,7 +40,7 @@ async def test_what_the_log_names(tmp_path: Path, form: str) -> None:
     remove_client(tmp_path, "gone")
     host = "Host: 127.0.0.1:{port}"
     config = Config(server=ServerConfig(token_required=True))
-    before = metrics.refused_total.labels("forbidden")._value.get()
+    before = num_refused("forbidden")
     with logged(form=form) as log:  # type: ignore[arg-type]
         async with running(FakeBackend(), config, KeyRing(tmp_path)) as daemon:
             for _ in range(3):
@@ -70,4 +70,4 @@ async def test_what_the_log_names(tmp_path: Path, form: str) -> None:
     assert len(lines) == len(wanted)
     assert not [secret for secret in (owner, kiosk, gone, "sk-other", "/secret/path") if secret in text]
     assert not {"\x85", "\x9b"} & set(text)
-    assert metrics.refused_total.labels("forbidden")._value.get() == before + 7
+    assert num_refused("forbidden") == before + 7
