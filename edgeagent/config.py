@@ -404,8 +404,8 @@ class AnswersConfig(Section, frozen=True):
     """The largest share of answers from similarity that may differ from what the model would say."""
     embedding_model: str = "all-minilm-l6-v2"
     """The model that compares questions. That of the default knows English only."""
-    judge: Literal["text", "model"] = "text"
-    """Who says whether two answers are the same: equal texts only, or the model that gave them, in idle time."""
+    judge: Literal["exact", "text", "model"] = "text"
+    """When two answers are the same: equal in each character; but for case and punctuation; or if the model says so."""
 
     @property
     def is_on(self) -> bool:

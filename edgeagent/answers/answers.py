@@ -189,7 +189,7 @@ class Answers:
             from edgeagent.answers.similar.similar_answers import SimilarAnswers
 
             path = folder and folder / SIMILAR_FILE
-            answers.similar = SimilarAnswers(service, store, seal, config.answers, path, REMOTE, log=log)
+            answers.similar = SimilarAnswers(service, answers.store, seal, config.answers, path, REMOTE, log=log)
         return answers
 
     async def start(self) -> None:

@@ -107,6 +107,15 @@ def test_similar_questions_are_learned_and_kept(models: Path, tmp_path: Path) ->
         assert "kind" not in ask(daemon, WORDINGS[3])
 
 
+@pytest.mark.parametrize("judge", ["exact", "text", "model"])
+def test_each_judge_compares_answers(models: Path, tmp_path: Path, judge: str) -> None:
+    with serving(tmp_path, "builtin", "--models-dir", str(models), *FLAGS, "--answers-judge", judge) as daemon:
+        load_embedding_model(daemon)
+        assert first_similar(daemon, WORDINGS)["text"]
+        status = similar(daemon)
+        assert status["num_compared"] > 0 and status["trouble"] is None
+
+
 def test_without_the_embedding_model_answers_come_as_before(tmp_path: Path) -> None:
     with serving(tmp_path, "builtin", *FLAGS) as daemon:
         assert "kind" not in ask(daemon, WORDINGS[0])

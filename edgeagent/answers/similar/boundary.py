@@ -110,6 +110,12 @@ class Boundary:
         joint = _over(SPREADS.T, self._weights() / _over(SPREADS, likelihood)) * likelihood
         return float(1.0 - (joint * _right(similarity)).sum())
 
+    @property
+    def least_error(self) -> float:
+        """The probability of a wrong answer that no entry's answer is below, however similar a question is, 0 to 1."""
+        # An entry's observations are among those of all, so they move no weight between the lapses.
+        return float((self._weights() * _LAPSES).sum())
+
     def observe(self, entry: bytes, similarity: float, *, is_right: bool) -> None:
         """Learn whether the entry's answer was right for a question of this similarity."""
         known = self._entries.setdefault(entry, deque(maxlen=MAX_OBSERVATIONS))

@@ -54,6 +54,10 @@ class Index:
         if place is not None and table is not None and table.remove(key) and not table.num_rows:
             del self._tables[place]
 
+    def has(self, place: bytes) -> bool:
+        """Whether a place has any vector."""
+        return place in self._tables
+
     def vector(self, key: bytes) -> Vector | None:
         """Return a question's vector, rounded to 16 bits a number; None for an unknown key."""
         place = self._places.get(key)

@@ -105,6 +105,10 @@ class Memory:
             self._count_refused(rule)
         return rule
 
+    def may_find(self, place: bytes) -> bool:
+        """Whether an answer to any question of a place could be given now."""
+        return self._index.has(place) and self._may_give(self.boundary(place).least_error)
+
     def look_up(self, place: bytes, text: str, vector: Vector) -> Lookup | None:
         """Return the nearest question of a place that no guard refuses; None if none is near enough."""
         near = self._allowed(place, text, vector)

@@ -116,7 +116,8 @@ class SimilarAnswers:
         self._embedder = ""  # the file of the embedding model that made the vectors
         self._records = Records(path, seal)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers-similar")
-        self._pending: OrderedDict[str, asyncio.Task[_Asked | None]] = OrderedDict()
+        # Look-ups of questions that the model answers; None: it begins when the model has answered.
+        self._pending: OrderedDict[str, asyncio.Task[_Asked | None] | None] = OrderedDict()
         self._comparisons, self._checks = _Queue(_MAX_WAITING), _Queue(_MAX_WAITING)
         self._workers: list[asyncio.Task[None]] = []
         self._writes: set[asyncio.Future[None]] = set()
@@ -143,7 +144,7 @@ class SimilarAnswers:
         self._workers = [asyncio.create_task(self._run_work(each)) for each in (self._comparisons, self._checks)]
 
     async def close(self) -> None:
-        tasks = [*self._pending.values(), *self._workers, *filter(None, [self._following])]
+        tasks = [*filter(None, [*self._pending.values(), self._following]), *self._workers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -171,11 +172,15 @@ class SimilarAnswers:
         text = asked_text(question, self._remote)
         if text is None or not self._is_for(question) or self.memory.refusal(text):
             return None
-        looking = asyncio.create_task(self._look_up(question, text))
+        # What a shared log has is known only once the look-up has read it.
+        may_find = self._log is not None or self.memory.may_find(place_of(question, self._seal.key_secret))
+        looking = asyncio.create_task(self._look_up(question, text)) if may_find else None
         self._pending[question.request.id] = looking
         while len(self._pending) > _MAX_PENDING:
-            self._pending.popitem(last=False)[1].cancel()
-        if not self._is_embedder_loaded():
+            oldest = self._pending.popitem(last=False)[1]
+            if oldest is not None:
+                oldest.cancel()
+        if looking is None or not self._is_embedder_loaded():
             return None
         try:
             # A look-up that takes longer still teaches the boundary.
@@ -205,9 +210,8 @@ class SimilarAnswers:
         return True
 
     def learn(self, question: Question, key: bytes | None, answer: Answer) -> None:
-        looking = self._pending.pop(question.request.id, None)
-        if looking is not None:
-            generation = self._generation
+        if question.request.id in self._pending:
+            looking, generation = self._pending.pop(question.request.id), self._generation
             is_waiting = self._later(self._comparisons, lambda: self._learn(looking, question, answer, generation))
             if is_waiting and key is not None:
                 self._to_add[question.request.id] = key
@@ -302,11 +306,12 @@ class SimilarAnswers:
         await self._checks.join()
 
     async def _learn(
-        self, looking: asyncio.Task[_Asked | None], question: Question, answer: Answer, generation: int
+        self, looking: asyncio.Task[_Asked | None] | None, question: Question, answer: Answer, generation: int
     ) -> None:
-        request_id = question.request.id
+        request_id, text = question.request.id, asked_text(question, self._remote)
+        assert text is not None
         try:
-            asked = await looking
+            asked = await (looking or self._look_up(question, text))
             if asked is None or not _is_comparable(answer):
                 return
             lookup = asked.lookup
@@ -346,6 +351,8 @@ class SimilarAnswers:
     async def _is_same(self, question: Question, text: str, kept: Answer, own: Answer) -> bool | None:
         if kept.end.reason is not own.end.reason:  # one was cut
             return False
+        if self._options.judge == "exact":
+            return bool(own.text) and kept.text == own.text
         if is_same_text(kept.text, own.text):
             return True
         if self._options.judge == "text":

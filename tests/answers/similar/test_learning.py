@@ -21,6 +21,7 @@ from edgeagent.service.client_sink import Ending
 from edgeagent.types import (
     AnswerPolicy,
     ChatPrompt,
+    ChoiceScores,
     Embed,
     Embedding,
     FinishReason,
@@ -57,6 +58,8 @@ class OneVector(ModelBackend):
         super().__init__(path, self._answer)
 
     def _answer(self, request: GenerateRequest) -> Iterable[Act]:
+        if request.choices:  # a verdict: yes
+            return Started(3, 0), ChoiceScores((-0.1, -2.0), 2), finished(self.ends)
         return Started(3, 0), *self.gates, TextDelta(self.says), finished(self.ends)
 
     async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
@@ -128,23 +131,42 @@ async def test_the_model_begins_after_the_lookup(model_file: Path) -> None:
         assert await client == "similar"
 
 
-async def test_equal_requests_that_are_looked_up_share_one_answer(model_file: Path) -> None:
+async def test_a_question_that_cannot_be_answered_from_similarity_waits_for_no_lookup(model_file: Path) -> None:
+    """Before enough was learned, and where nothing is known, it is embedded once the model has answered."""
     backend = OneVector(model_file)
-    async with caching(backend, similar=True, embedding_model="fake") as answers:
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
         similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
         answers.similar = similar
         await similar.start()
+        for number, text in enumerate(("Where are the toilets?", "Hello, where are the toilets?")):
+            backend.embeds.clear()
+            assert await ask(answers, text, AnswerPolicy.USE) == ""
+            backend.embeds.set()
+            await similar.settled()
+            assert (backend.num_embedded, similar.memory.num_questions) == (number + 1, number + 1)
+        assert similar.status()["num_compared"] == 1
+        backend.embeds.clear()
+        assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE, max_tokens=5) == "", "another place"
+        backend.embeds.set()
+        assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
+
+
+async def test_equal_requests_that_are_looked_up_share_one_answer(model_file: Path) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        similar = await taught(answers, backend)
+        num_asked, num_embedded = len(backend.requests), backend.num_embedded
         backend.embeds.clear()
         backend.gates = (Gate(),)
-        asked = [asyncio.create_task(ask(answers, "Where are the toilets?", AnswerPolicy.USE)) for _ in range(12)]
-        await until(lambda: backend.num_embedded == 1)
+        asked = [asyncio.create_task(ask(answers, "Are dogs not allowed?", AnswerPolicy.USE)) for _ in range(12)]
+        await until(lambda: backend.num_embedded == num_embedded + 1)
         for _ in range(50):
             await asyncio.sleep(0)
         backend.embeds.set()
         await until(lambda: answers.counts["joined"] == 11)
         backend.gates[0].opened.set()
         assert await asyncio.gather(*asked) == ["", *["joined"] * 11]
-        assert len(backend.requests) == backend.num_embedded == 1
+        assert (len(backend.requests), backend.num_embedded) == (num_asked + 1, num_embedded + 1)
         await until(lambda: not similar._pending)
 
 
@@ -159,16 +181,16 @@ async def test_equal_requests_that_are_looked_up_get_the_similar_answer_each(mod
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_a_cancel_ends_a_lookup_at_once(model_file: Path, *, is_first: bool) -> None:
     backend = OneVector(model_file)
-    async with caching(backend, similar=True, embedding_model="fake") as answers:
-        answers.similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
-        await answers.similar.start()
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        await taught(answers, backend)
+        num_asked, num_embedded = len(backend.requests), backend.num_embedded
         backend.embeds.clear()
-        prompt, endings = ChatPrompt((Message("user", "Where are the toilets?"),)), [Ending(), Ending()]
+        prompt, endings = ChatPrompt((Message("user", "Are dogs not allowed?"),)), [Ending(), Ending()]
         asked = [
             asyncio.create_task(answers.generate(replace(asking(name), prompt=prompt), ending))
             for name, ending in zip(("first", "second"), endings, strict=True)
         ]
-        await until(lambda: backend.num_embedded == 1)
+        await until(lambda: backend.num_embedded == num_embedded + 1)
         at = 0 if is_first else 1
         answers.cancel("first" if is_first else "second")
         await asyncio.wait_for(asked[at], patient(10))
@@ -178,7 +200,7 @@ async def test_a_cancel_ends_a_lookup_at_once(model_file: Path, *, is_first: boo
         await asyncio.wait_for(asked[1 - at], patient(10))
         finished = endings[1 - at].finished
         assert finished is not None and finished.reason is FinishReason.STOP
-        assert len(backend.requests) == 1
+        assert len(backend.requests) == num_asked + 1
 
 
 @pytest.mark.parametrize("state", [WorkerState.READY, WorkerState.STARTING, None])
@@ -214,16 +236,14 @@ async def test_a_lookup_that_fails_leaves_the_question_to_the_model(
     model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = OneVector(model_file)
-    async with caching(backend, similar=True, embedding_model="fake") as answers:
-        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
-        answers.similar = similar
-        await similar.start()
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        similar = await taught(answers, backend)
 
         def fail(*_: object) -> None:
             raise ArithmeticError("what nobody thought of")
 
         monkeypatch.setattr(similar.memory, "look_up", fail)
-        assert await ask(answers, "Where are the toilets?", AnswerPolicy.USE) == ""
+        assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == ""
         assert similar.status()["trouble"] == "what nobody thought of"
 
 
@@ -287,9 +307,11 @@ async def test_another_file_of_the_embedding_model_begins_anew(model_file: Path)
         assert similar.memory.num_questions == 2
         replace_file(model_file)
         backend.reload("fake")
-        assert await ask(answers, "Where is the exit?", AnswerPolicy.USE) == ""
-        await similar.settled()
-        assert similar.memory.num_questions == 1
+        # The first one shows that the file is another one, after its answer.
+        for expected, text in enumerate(("Where is the exit?", "Are dogs allowed?")):
+            assert await ask(answers, text, AnswerPolicy.USE) == ""
+            await similar.settled()
+            assert similar.memory.num_questions == expected
 
 
 async def test_what_was_learned_is_known_after_a_restart_unless_another_judge_compares(
@@ -314,6 +336,35 @@ async def test_what_was_learned_is_known_after_a_restart_unless_another_judge_co
                 assert await ask(answers, text, policy) == ""
                 await similar.settled()
             assert (similar.memory.num_questions, similar.status()["num_compared"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("judge", "own", "is_right", "num_verdicts"),
+    [
+        ("exact", "Downstairs.", True, 0),
+        ("exact", "downstairs", False, 0),
+        ("text", "downstairs", True, 0),
+        ("text", "One floor down.", False, 0),
+        ("model", "downstairs", True, 0),
+        ("model", "One floor down.", True, 1),
+    ],
+)
+async def test_the_judge_that_was_chosen_compares(
+    model_file: Path, judge: str, own: str, is_right: bool, num_verdicts: int
+) -> None:
+    backend = OneVector(model_file)
+    options: dict[str, Any] = {"similar": True, "embedding_model": "fake", "max_error": 0.001, "judge": judge}
+    async with caching(backend, **options) as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        answers.similar = similar
+        await similar.start()
+        assert await ask(answers, "Where are the toilets?", AnswerPolicy.USE) == ""
+        await similar.settled()
+        backend.says = own
+        assert await ask(answers, "Hello, where are the toilets?", AnswerPolicy.USE) == ""
+        await similar.settled()
+        assert [each.num_wrong for each in similar.memory.boundaries.values()] == [0 if is_right else 1]
+        assert sum(bool(each.choices) for each in backend.requests) == num_verdicts
 
 
 async def taught(answers: Answers, backend: OneVector, **fields: Any) -> SimilarAnswers:
