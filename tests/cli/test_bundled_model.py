@@ -14,7 +14,7 @@ from tests.patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 # For daemons that a command starts; the one that `serve` starts here calibrates as for a new user.
-UNCALIBRATED = {"EDGEAGENT_ENGINE__FLASH_ATTENTION": "off"}
+UNCALIBRATED = {"EDGEAGENT_ENGINE__FLASH_ATTENTION": "off", "EDGEAGENT_ENGINE__THREADS": "1"}
 
 
 def _run(*command: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:

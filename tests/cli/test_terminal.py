@@ -48,7 +48,7 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 PASTE = "\x1b[200~{}\x1b[201~"
 WAIT_S = 30.0
 # For daemons that the command starts.
-UNCALIBRATED = {"EDGEAGENT_ENGINE__FLASH_ATTENTION": "off"}
+UNCALIBRATED = {"EDGEAGENT_ENGINE__FLASH_ATTENTION": "off", "EDGEAGENT_ENGINE__THREADS": "1"}
 
 
 class Terminal:
