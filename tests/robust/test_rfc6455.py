@@ -23,7 +23,6 @@ from tests.robust.frames import (
     PING,
     PONG,
     RSV1,
-    RSV2,
     RSV3,
     TEXT,
     Peer,
@@ -109,7 +108,7 @@ class TestHandshake:
     async def test_what_is_fine(self, daemon: Running, change: str) -> None:
         assert (await self.ask(daemon, change)).status == 101
 
-    @pytest.mark.parametrize("version", ["0", "7", "8", "12", "14", "255", "x", ""])
+    @pytest.mark.parametrize("version", ["8", "14", "x", ""])
     async def test_other_versions_learn_the_right_one(self, daemon: Running, version: str) -> None:
         reply = await self.ask(daemon, f"Sec-WebSocket-Version: {version}")
         assert reply.status in (400, 426)
@@ -162,36 +161,38 @@ class TestHandshake:
 class TestFraming:
     """Section 5.2."""
 
-    @pytest.mark.parametrize("size", [125, 126, 127, 128, 65_535, 65_536, 65_537, MIB])
+    @pytest.mark.parametrize("size", [125, 126, 65_535, 65_536, MIB])
     async def test_lengths(self, daemon: Running, size: int) -> None:
         async with connected(daemon) as peer:
             peer.send(text(create("a b", size)))
             assert await answered(peer) == "a b"
 
-    @pytest.mark.parametrize("mask", [b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x00\x01\x80\xff"])
-    async def test_masks(self, daemon: Running, mask: bytes) -> None:
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            frame(FIN | TEXT, b"", mask=None),
+            frame(FIN | RSV1 | TEXT, b"{}"),
+            frame(FIN | RSV3 | PING, b""),
+            frame(FIN | 0x3, b""),
+            frame(FIN | 0xF, b"x"),
+            # Control frames are short and whole.
+            frame(FIN | PING, b"x" * 126),
+            frame(CLOSE, b"") + frame(FIN | CONTINUATION, b""),
+            # Pieces out of order.
+            frame(FIN | CONTINUATION, b"{}"),
+            frame(TEXT, b"{") + frame(FIN | TEXT, b"}"),
+            frame(FIN | TEXT, b"{}") + frame(FIN | CONTINUATION, b"{}"),
+            # Codes that may not be sent, and half a code.
+            close(999),
+            close(1005),
+            close(5000),
+            frame(FIN | CLOSE, b"\x03"),
+        ],
+    )
+    async def test_what_breaks_the_protocol(self, daemon: Running, sent: bytes) -> None:
+        """One frame for each rule; the library has many more."""
         async with connected(daemon) as peer:
-            peer.send(frame(FIN | TEXT, create("masked words"), mask=mask))
-            assert await answered(peer) == "masked words"
-
-    @pytest.mark.parametrize("opcode", [TEXT, BINARY, PING, CLOSE])
-    async def test_what_is_not_masked(self, daemon: Running, opcode: int) -> None:
-        async with connected(daemon) as peer:
-            peer.send(frame(FIN | opcode, b"", mask=None))
-            assert await peer.closed() == 1002
-
-    @pytest.mark.parametrize("rsv", [RSV1, RSV2, RSV3, RSV1 | RSV2, RSV1 | RSV3, RSV2 | RSV3, RSV1 | RSV2 | RSV3])
-    @pytest.mark.parametrize("opcode", [TEXT, BINARY, PING, CLOSE])
-    async def test_reserved_bits(self, daemon: Running, opcode: int, rsv: int) -> None:
-        async with connected(daemon) as peer:
-            peer.send(frame(FIN | rsv | opcode, b"{}" if opcode != CLOSE else b""))
-            assert await peer.closed() == 1002
-
-    @pytest.mark.parametrize("payload", [b"", b"x"])
-    @pytest.mark.parametrize("opcode", [0x3, 0x4, 0x5, 0x6, 0x7, 0xB, 0xC, 0xD, 0xE, 0xF])
-    async def test_reserved_opcodes(self, daemon: Running, opcode: int, payload: bytes) -> None:
-        async with connected(daemon) as peer:
-            peer.send(frame(FIN | opcode, payload))
+            peer.send(sent)
             assert await peer.closed() == 1002
 
     async def test_a_length_with_its_highest_bit(self, daemon: Running) -> None:
@@ -238,15 +239,6 @@ class TestPings:
         async with connected(daemon) as peer:
             peer.send(frame(FIN | PONG, payload), frame(FIN | PING, b"still there?"))
             assert await peer.receive() == (FIN | PONG, b"still there?")
-
-    @pytest.mark.parametrize("opcode", [PING, PONG, CLOSE])
-    async def test_control_frames_are_short_and_whole(self, daemon: Running, opcode: int) -> None:
-        async with connected(daemon) as peer:
-            peer.send(frame(FIN | opcode, b"x" * 126))
-            assert await peer.closed() == 1002
-        async with connected(daemon) as peer:
-            peer.send(frame(opcode, b""), frame(FIN | CONTINUATION, b""))
-            assert await peer.closed() == 1002
 
     async def test_a_flood_of_pings_to_which_nobody_listens(
         self, daemon: Running, monkeypatch: pytest.MonkeyPatch
@@ -298,23 +290,6 @@ class TestFragments:
             assert await peer.receive() == (FIN | PONG, b"2")
             assert await answered(peer) == "interrupted"
 
-    @pytest.mark.parametrize(
-        "sent",
-        [
-            frame(FIN | CONTINUATION, b"{}"),
-            frame(CONTINUATION, b"{"),
-            frame(TEXT, b"{") + frame(FIN | TEXT, b"}"),
-            frame(TEXT, b"{") + frame(TEXT, b"}"),
-            frame(TEXT, b"{") + frame(FIN | BINARY, b"}"),
-            frame(FIN | TEXT, b"{}") + frame(FIN | CONTINUATION, b"{}"),
-            frame(TEXT, b"{") + frame(FIN | CONTINUATION, b"}") + frame(CONTINUATION, b""),
-        ],
-    )
-    async def test_pieces_out_of_order(self, daemon: Running, sent: bytes) -> None:
-        async with connected(daemon) as peer:
-            peer.send(sent)
-            assert await peer.closed() == 1002
-
     async def test_a_close_between_pieces(self, daemon: Running) -> None:
         async with connected(daemon) as peer:
             peer.send(frame(TEXT, b"{"), close(1000))
@@ -333,29 +308,8 @@ VALID_TEXTS = [
     "\ud7ff\ue000\ufffd\ufffe\uffff",
     "\N{GRINNING FACE}" * 20,
 ]
-INVALID_BYTES = [
-    b"\x80",
-    b"\xbf",
-    b"\xc0\x80",
-    b"\xc1\xbf",
-    b"\xc2",
-    b"\xe0\x80\x80",
-    b"\xe0\x9f\xbf",
-    b"\xed\xa0\x80",
-    b"\xed\xbf\xbf",
-    b"\xed\xa0\x80\xed\xb0\x80",
-    b"\xe2\x82",
-    b"\xf0\x80\x80\x80",
-    b"\xf0\x8f\xbf\xbf",
-    b"\xf0\x9f\x98",
-    b"\xf4\x90\x80\x80",
-    b"\xf5\x80\x80\x80",
-    b"\xf8\x88\x80\x80\x80",
-    b"\xfc\x84\x80\x80\x80\x80",
-    b"\xfe",
-    b"\xff",
-    b"\xce\xba\xe1\xbd\xb9\xcf\x83\xce\xbc\xce\xb5\xed\xa0\x80edited",
-]
+# A stray byte, a form that is too long, half of a pair, a beginning, and what lies beyond Unicode.
+INVALID_BYTES = [b"\x80", b"\xc0\x80", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xf4\x90\x80\x80"]
 
 
 class TestUtf8:
@@ -427,27 +381,16 @@ class TestLimits:
 class TestClose:
     """Section 7."""
 
-    @pytest.mark.parametrize("code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999])
-    async def test_codes_that_may_be_sent(self, daemon: Running, code: int) -> None:
+    @pytest.mark.parametrize("code", [1000, 1001, 4999])
+    async def test_a_code_comes_back(self, daemon: Running, code: int) -> None:
         async with connected(daemon) as peer:
             peer.send(close(code))
             assert await peer.closed() == code
-
-    @pytest.mark.parametrize("code", [0, 1, 999, 1004, 1005, 1006, 1015, 1016, 1100, 2000, 2999, 5000, 65_535])
-    async def test_codes_that_may_not(self, daemon: Running, code: int) -> None:
-        async with connected(daemon) as peer:
-            peer.send(close(code))
-            assert await peer.closed() == 1002
 
     async def test_without_a_code(self, daemon: Running) -> None:
         async with connected(daemon) as peer:
             peer.send(close())
             assert await peer.closed() is None
-
-    async def test_half_a_code(self, daemon: Running) -> None:
-        async with connected(daemon) as peer:
-            peer.send(frame(FIN | CLOSE, b"\x03"))
-            assert await peer.closed() == 1002
 
     @pytest.mark.parametrize("reason", [b"", b"bye", "auf Wiederhören".encode(), b"x" * 123])
     async def test_with_a_reason(self, daemon: Running, reason: bytes) -> None:
@@ -455,7 +398,7 @@ class TestClose:
             peer.send(close(1000, reason))
             assert await peer.closed() == 1000
 
-    @pytest.mark.parametrize("reason", [b"\xff", b"\xed\xa0\x80", b"ok\xc3"])
+    @pytest.mark.parametrize("reason", [b"\xff", b"ok\xc3"])
     async def test_a_reason_that_is_no_text(self, daemon: Running, reason: bytes) -> None:
         async with connected(daemon) as peer:
             peer.send(close(1000, reason))
