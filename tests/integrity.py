@@ -79,7 +79,7 @@ def _(ledger: KvCells) -> None:
 
 @check_integrity.register(Engine)
 def _(engine: Engine) -> None:
-    check_integrity(engine._prefixes)
+    check_integrity(engine.prefixes)
     assert len(engine._running) <= engine.max_running
     for sequence in engine._waiting.values():
         assert sequence.seq_id is None
@@ -87,9 +87,9 @@ def _(engine: Engine) -> None:
     for sequence in engine._running.values():
         assert sequence.seq_id is not None
         if sequence.restoring is None:
-            assert engine._prefixes.cells.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
+            assert engine.prefixes.cells.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
         if not sequence.num_rows:  # else the runner has a part of an image that is not recorded
-            assert engine._runner.length(sequence.seq_id) == engine._prefixes.cells.length(sequence.seq_id)
+            assert engine._runner.length(sequence.seq_id) == engine.prefixes.cells.length(sequence.seq_id)
         assert len(sequence.tokens) <= sequence.max_length
         assert sequence.num_cached <= sequence.num_prompt
 

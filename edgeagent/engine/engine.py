@@ -100,8 +100,8 @@ class Engine:
         self._runner, self._num_trained, self._clock = runner, num_trained, clock
         self.max_running = min(max_running, runner.max_batch)  # each running sequence has a token in every batch
         """The most sequences that run at a time."""
-        self._prefixes = prefixes or PrefixStore(runner, clock=clock)
-        self.cost_model = self._prefixes.costs
+        self.prefixes = prefixes or PrefixStore(runner, clock=clock)
+        self.cost_model = self.prefixes.costs
         """The measured costs of the runner's steps."""
         self._scheduler = Scheduler(
             runner.max_batch,
@@ -112,18 +112,18 @@ class Engine:
             max_branches=runner.max_branches,
             clock=clock,
         )
-        self._costs = StepCosts(runner, self._prefixes, itl_budget_s)
-        self._admission = Admission(runner, self._prefixes, clock)
+        self._costs = StepCosts(runner, self.prefixes, itl_budget_s)
+        self._admission = Admission(runner, self.prefixes, clock)
         self._itl_budget_s, self._restore_budget_s = itl_budget_s, itl_budget_s * _BUDGET_SHARE_TO_RESTORE
         drafters = (drafters or Drafters()).within(runner.max_rewind, are_even=runner.memory_kind not in CUTTABLE)
-        self._stores = [self._prefixes] if drafters.model is None else [self._prefixes, drafters.model.prefixes]
+        self._stores = [self.prefixes] if drafters.model is None else [self.prefixes, drafters.model.prefixes]
         self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock, runner.is_end)
         """Proposes drafts, and records how many of their tokens are accepted."""
         self._shift_check = ShiftCheck()
-        self._verifier = Verifier(runner, self._prefixes, self.proposals, self._shift_check.note, clock)
+        self._verifier = Verifier(runner, self.prefixes, self.proposals, self._shift_check.note, clock)
         # An interrupted step destroys a recurrent state, and with it the whole prefix; a sliding window may have moved.
         self.current_step = StepInProgress(runner.memory_kind is MemoryKind.FULL_ATTENTION)
-        self._side = SidePrefill(open_side, runner, self._prefixes, itl_budget_s, self.cost_model, clock)
+        self._side = SidePrefill(open_side, runner, self.prefixes, itl_budget_s, self.cost_model, clock)
         self._warmer = PromptWarmer(drafters.model)
         self._adapters, self._turns = tuple(adapters), AdapterTurns()
         self._waiting, self._running = dict[str, Sequence](), dict[str, Sequence]()
@@ -178,7 +178,7 @@ class Engine:
             step_expected_s=self.current_step.expected_s,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_cells_used=self._prefixes.cells.num_cells_used,
+            num_cells_used=self.prefixes.cells.num_cells_used,
             num_cells=self._runner.num_cells,
             prefill_tokens_per_s=rates[0],
             prefill_tokens_per_s_beside=rates[1],
@@ -231,7 +231,7 @@ class Engine:
 
     def _cached(self, span: MediaSpan, spec: SequenceSpec) -> MediaSpan:
         """Return a chunk of a medium whose embeddings come from the cache, if they are there."""
-        embeddings = self._prefixes.media.cached(
+        embeddings = self.prefixes.media.cached(
             span.embeddings,
             spec.prompt[span.start : span.end],
             spec.cache_partition,
@@ -243,7 +243,7 @@ class Engine:
 
     def has_embeddings(self, partition: str, tokens: Items[int]) -> bool:
         """Whether the embeddings that these tokens stand for are in the cache. Any thread may call it."""
-        return self._prefixes.media.is_held(tokens, partition)
+        return self.prefixes.media.is_held(tokens, partition)
 
     def cancel(self, sequence_id: str, num_output: int | None = None) -> Sequence | None:
         """End a sequence at once and return it; None if the id is unknown. Its computed tokens may stay cached.
@@ -260,7 +260,7 @@ class Engine:
                 return None
             if num_output is not None and sequence.num_computed > sequence.num_prompt + num_output:
                 assert sequence.seq_id is not None
-                self._prefixes.cells.cut(sequence.seq_id, sequence.num_prompt + num_output)
+                self.prefixes.cells.cut(sequence.seq_id, sequence.num_prompt + num_output)
             self._release(sequence)
         self._outputs = [output for output in self._outputs if output.sequence is not sequence]
         return sequence
@@ -383,7 +383,7 @@ class Engine:
             self._use_idle_moment(has_command)
             return False
         self._warmer.pause()
-        self._prefixes.saver.free_saved_cells()
+        self.prefixes.saver.free_saved_cells()
         shape, min_tokens = self._costs.padded(parts)
         expected_s = self.cost_model.predict(shape)
         # Streams count as interactive ones at most, so those of the tier realtime give way to its prompts too.
@@ -497,7 +497,7 @@ class Engine:
         self._warmer.pause()
         for prefixes in self._stores:
             prefixes.close()
-        self._prefixes.close_disk()
+        self.prefixes.close_disk()
 
     def purge(self, partition: str | None = None, done: Callable[[int], None] | None = None) -> int:
         """Forget the cached prefixes of a partition, or of all partitions if None. Return how many blocks were removed.
@@ -515,13 +515,13 @@ class Engine:
         partitions = [None] if partition is None else [partition_of(partition, each) for each in ("", *self._adapters)]
         num_gone = sum(prefixes.purge(each) for prefixes in self._stores for each in partitions)
         if done is not None:
-            self._prefixes.after_purge(partial(done, num_gone))
+            self.prefixes.after_purge(partial(done, num_gone))
         return num_gone
 
     def _plan(self) -> list[BatchPart]:
         """Plan the next batch and reserve its cells. If there are too few, drop all drafts, then preempt sequences."""
         while self._running:
-            num_cells = self._prefixes.cells.num_cells_used
+            num_cells = self.prefixes.cells.num_cells_used
             texts, media, restoring = list[Sequence](), list[Sequence](), list[Sequence]()
             for sequence in self._running.values():
                 if sequence.restoring is not None:
@@ -625,14 +625,14 @@ class Engine:
         """Limit the trees of the sequences that are to compute one to the cells that are left, and return these."""
         choosing = [sequence for sequence in running if sequence.is_choosing]
         if choosing:
-            num_left = self._prefixes.cells.num_available - sum(not sequence.is_choosing for sequence in running)
+            num_left = self.prefixes.cells.num_available - sum(not sequence.is_choosing for sequence in running)
             for sequence in choosing:
                 sequence.tree_room = num_left
         return choosing
 
     def _reserve(self, parts: Items[BatchPart]) -> bool:
         num_unrecorded = sum(sequence.num_rows for sequence in self._running.values())
-        return self._prefixes.cells.reserve(num_unrecorded + sum(part.size for part in parts))
+        return self.prefixes.cells.reserve(num_unrecorded + sum(part.size for part in parts))
 
     def _take_side_chunks(self) -> list[Output]:
         """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""
@@ -654,7 +654,7 @@ class Engine:
         elif spans and spans[0] is not None:
             self._await(spans[0].embeddings, _LOAD_WAIT_S if restorings else ALONE_S, has_command)
         elif self._running:
-            self._prefixes.restorer.wait(restorings, _LOAD_WAIT_S)
+            self.prefixes.restorer.wait(restorings, _LOAD_WAIT_S)
         else:
             for prefixes in self._stores:
                 prefixes.saver.run_when_idle()
@@ -716,16 +716,16 @@ class Engine:
         """
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None
-            self._prefixes.cells.reset(sequence.seq_id)
+            self.prefixes.cells.reset(sequence.seq_id)
             self._side.close_for(sequence)
             sequence.batch_ends.forget()  # to compute all output again token by token would take too long
             if sequence.restoring is not None:
                 self._preempt(sequence)
-        self._prefixes.saver.forget_partition(None)
+        self.prefixes.saver.forget_partition(None)
 
     def _make_room(self, parts: Items[BatchPart]) -> list[Output]:
         """Free cells after OutOfCells: evict a prefix, or preempt a sequence. If only one sequence runs, fail it."""
-        if self._prefixes.cells.evict_one():
+        if self.prefixes.cells.evict_one():
             return []
         if len(self._running) > 1:
             # It would find no cells again, although enough seem to be free, until another sequence gives up some.
@@ -742,7 +742,7 @@ class Engine:
             sequence = part.sequence
             assert sequence.seq_id is not None
             del self._running[sequence.id]
-            self._prefixes.cells.reset(sequence.seq_id)
+            self.prefixes.cells.reset(sequence.seq_id)
             self._release(sequence)
             outputs.append(Output(sequence, error=error))
         self._take_back([])

@@ -159,7 +159,7 @@ def test_idle_prefixes_leave_the_cells_if_they_slow_others(cell_s: float) -> Non
     engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, blocks, costs, clock), clock=clock)
     engine.add(SequenceSpec("ends", [5, *range(1, 49)] * 4, greedy(), max_tokens=1))
     engine.add(SequenceSpec("goes on", [3, *range(1, 40)], greedy(), max_tokens=400))
-    most_idle, cells = 0, engine._prefixes.cells
+    most_idle, cells = 0, engine.prefixes.cells
 
     def num_idle_cells() -> int:
         return sum(map(cells.num_unshared, cells.idle_ids))

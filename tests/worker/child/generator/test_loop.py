@@ -498,7 +498,7 @@ class TestDeviceThatComputesAlone:
         assert bench.tokens() == answer[:2]
         assert bench.finished().usage.num_output_tokens == bench.loop.status.num_output_tokens_total == 2
         assert bench.host.runner.num_tokens_computed > len(PLAIN) + 1, "another token was being computed"
-        slots = bench.host.engine._prefixes.cells
+        slots = bench.host.engine.prefixes.cells
         assert all(slots.length(seq_id) <= len(PLAIN) + 2 for seq_id in slots.idle_ids)
 
     def test_a_chunk_of_a_text_does_not_count_as_the_time_of_a_step(self) -> None:

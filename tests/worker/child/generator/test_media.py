@@ -220,7 +220,7 @@ class TestWords:
         own = asker(name, block_tokens=32)
         prompts = [question("What is it?", own.media[0]), question("Which is it?", own.media[1], own.media[0])]
         words = [own.ask(prompt) for prompt in prompts]
-        cells = own.host.engine._prefixes.cells
+        cells = own.host.engine.prefixes.cells
         while own.host.engine.has_work:
             own.host.engine.step()
         while cells.evict_one():
