@@ -101,8 +101,11 @@ def test_scoring_one_prompt_holds_up_no_other_stream() -> None:
     engine.add(spec("stream", [1, 2], 30, num_top=None))
     engine.step()
     engine.add(spec("scored", list(range(1, 30))))
-    while any(sequence_id == "scored" for sequence_id in engine._running | engine._waiting):
-        assert any(output.tokens for output in engine.step() if output.sequence.id == "stream")
+    has_ended = False
+    while not has_ended:
+        outputs = {output.sequence.id: output for output in engine.step()}
+        assert outputs["stream"].tokens
+        has_ended = "scored" in outputs and outputs["scored"].is_last
 
 
 def test_progress_is_told_until_the_prompt_is_computed() -> None:
