@@ -17,7 +17,7 @@ Vector = NDArray[np.float32]
 
 MAX_EXACT = 4096
 """Up to this many vectors are compared with all their numbers. That takes under 1 ms."""
-_NUM_COMPARED = 512  # of the nearest by bits
+_NUM_COMPARED = 256  # of the nearest by bits
 _FIRST_ROWS = 64
 
 
