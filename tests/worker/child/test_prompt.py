@@ -11,6 +11,7 @@ import pytest
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, NotSupported
+from edgeagent.text.template.rendered import Rendered
 from edgeagent.text.vocabulary import LongTextVocabulary, special_texts
 from edgeagent.types import (
     ChatPrompt,
@@ -103,6 +104,39 @@ def test_questions(tools: Tools) -> None:
     rendered = answer_query(tools.model, tools.vocabulary, tools.template, RenderPrompt(prompt))
     assert rendered.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert list(rendered.tokens) == tools.reader.read(prompt).tokens
+
+
+def test_the_same_instructions_are_rendered_alone_once(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one client. The number of their tokens is the same as without this, also if the template writes the time."""
+    rendered, clock = list[ChatPrompt](), ""
+    render = tools.template.render
+
+    def count(prompt: ChatPrompt) -> Rendered:
+        rendered.append(prompt)
+        text = clock + render(prompt).text
+        return Rendered(text, ((text, True),))
+
+    monkeypatch.setattr(tools.template, "render", count)
+    seen = dict[str, int]()
+    for turn, (system, partition, num_renderings) in enumerate(
+        (
+            ("Be brief.", "", 2),
+            ("Be brief.", "", 1),
+            ("Be brief. No", "", 2),
+            ("Be brief.", "", 2),
+            ("Be brief.", "b", 2),
+        )
+    ):
+        rendered.clear()
+        prompt = ChatPrompt((Message("system", system), Message("user", f"Turn {turn}")))
+        num_system = tools.reader.read(prompt, partition=partition).num_system
+        assert len(rendered) == num_renderings
+        assert 0 < num_system == seen.setdefault(system, num_system)
+    assert seen["Be brief."] < seen["Be brief. No"]
+    for clock in ("10:01 ", "10:02 ", "It is 10:03 "):
+        prompt = ChatPrompt((Message("system", "Be brief."), Message("user", clock)))
+        num_clock = len(tools.vocabulary.tokenize(clock, parse_special=True))
+        assert tools.reader.read(prompt, partition="b").num_system == seen["Be brief."] + num_clock
 
 
 def test_what_is_no_prompt_is_refused(tools: Tools) -> None:
