@@ -61,16 +61,3 @@ def test_what_is_on_disk_is_expected_as_cached_after_a_restart(tmp_path: Path) -
         assert not list(state_dir.rglob(PREFIXES_FILE))
         gone, new = expected_ms(daemon, "a museum by the sea", "a station of old")
         assert MUCH * gone > new
-
-
-def test_what_only_a_killed_worker_had_is_expected_as_uncached(tmp_path: Path) -> None:
-    with serving(tmp_path / "state", "builtin", "--cache-disk-bytes", "0") as daemon:
-        learn_rates(daemon)
-        assert say(daemon, told("a museum by the sea")).status_code == 200
-        known, new = expected_ms(daemon, "a museum by the sea", "a station of old")
-        assert MUCH * known < new
-        daemon.kill_worker()
-        while say(daemon, [{"role": "user", "content": "Hello"}]).status_code != 200:
-            pass
-        gone, new = expected_ms(daemon, "a museum by the sea", "a station of old")
-        assert MUCH * gone > new
