@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration import test_bounded_work as bounded
 from tests.integration.conftest import start_daemon, stop_daemon
 from tests.peer import attack
@@ -19,6 +21,7 @@ def test_every_kind_of_work_is_an_attack() -> None:
     assert {f"worker: {each.name}" for each in bounded.MEMBERS} <= set(names)
 
 
+@pytest.mark.slow(seconds=5)
 def test_attacks_run_beside_a_stream(tmp_path: Path) -> None:
     chosen = [each for each in attack.attacks() if each.name in ("tools", "worker: tools", "wrong tokens")]
     daemon = start_daemon(tmp_path / "state", "builtin")
