@@ -54,6 +54,8 @@ demo: runtime
 test: export PYTHONDONTWRITEBYTECODE :=
 # The order of a set of texts is the same in each run.
 test: export PYTHONHASHSEED := 0
+# The processes share the cores, and numpy's threads spin while they wait.
+test: export OPENBLAS_NUM_THREADS := 1
 # pytest comes last: continuous integration reads its closing line. It has a test of the types, which PYTEST_ARGS may
 # leave out.
 test: setup
