@@ -410,11 +410,16 @@ class Forecast:
             return
         began_s = min(live.began_s for live in step)
         took_s = self._step_s - began_s - _OVERHEAD_S * any(live.accepted_s == began_s for live in step)
-        line = self._prompt_s[self._is_beside]
+        alone, line = self._prompt_s[False], self._prompt_s[self._is_beside]
         usual_s = [line(live.num_tokens) for live in step]
         if took_s > 0:
             for live, each_s in zip(step, usual_s, strict=True):
-                line.learn(live.num_tokens, took_s * each_s / sum(usual_s))
+                seen_s = took_s * each_s / sum(usual_s)
+                line.learn(live.num_tokens, seen_s)
+                # Streams make no prompt faster, so it takes no longer alone. Prompts alone may have been seen last
+                # while the machine was slower. The steps of a prompt behind others were shared: it shows nothing.
+                if self._is_beside and live.began_s == live.accepted_s and seen_s < alone(live.num_tokens):
+                    alone.learn(live.num_tokens, seen_s)
 
     def _pass_on(self, gone: _Live, at_s: float) -> None:
         """Record that the requests behind one that leaves the queue of prompts are no longer delayed by it."""

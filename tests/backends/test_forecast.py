@@ -284,6 +284,25 @@ def test_streams_make_no_prompt_faster() -> None:
     assert first_token_s(forecast, chat("a", "x" * 400), now_s) >= 0.9 * alone_s
 
 
+def test_a_machine_that_became_faster_is_noticed_beside_streams_too() -> None:
+    """Prompts were computed alone only while it was slow. Then there are always streams."""
+    forecast, now_s = forecast_at(Rates(1000.0, 1000.0, 0.01)), 0.0
+    for number, (took_s, is_beside) in enumerate([(0.8, False)] * 20 + [(0.1, True)] * 40):
+        now_s += 10.0
+        if is_beside:
+            stream(forecast, f"s{number}", at_s=now_s, max_tokens=1000)
+        each = chat(f"{number}", f"{number:3} {1:395}")
+        forecast.accept(each, now_s)
+        forecast.start(each, Started(100, 0), now_s)
+        forecast.add_tokens(each.id, 1, now_s + took_s)
+        expected_s = first_token_s(forecast, chat("a", "x" * 400), now_s + took_s)
+        for ended in (each.id, f"s{number}"):
+            forecast.end(ended, now_s + took_s)
+        if number == 19:
+            assert expected_s > 0.5
+    assert expected_s < 0.15
+
+
 def test_what_prompts_of_one_size_take_does_not_change_what_longer_ones_take() -> None:
     forecast, chance = forecast_at(), random.Random("one size")
     least_s = first_token_s(forecast, chat("long", "L" * 32_000))
