@@ -43,7 +43,8 @@ class StepCosts:
             return shape, 0
         is_urgent = any(part.sequence.rank is Rank.REALTIME and not part.sequence.is_decoding for part in parts)
         span = sum(part.sequence.num_computed for part in parts)
-        padded = self._prefixes.costs.padded(shape, span, is_urgent=is_urgent)
+        target_s = min(part.sequence.token_s for part in parts)
+        padded = self._prefixes.costs.padded(shape, span, is_urgent=is_urgent, target_s=target_s)
         if padded == shape or padded.num_tokens > self._runner.num_cells - shape.num_cells:
             return shape, 0
         return padded, padded.num_tokens

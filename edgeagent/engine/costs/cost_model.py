@@ -425,7 +425,7 @@ class CostModel:
             shape = shape._replace(num_tokens=self._fit.sizes[0])
         return self._fit.sum_s(shape) * self._fit.ratio(shape.num_tokens) * self._pace
 
-    def padded(self, shape: StepShape, span: int, *, is_urgent: bool = False) -> StepShape:
+    def padded(self, shape: StepShape, span: int, *, is_urgent: bool = False, target_s: float = math.inf) -> StepShape:
         """Return the shape in which to compute a step: its own shape, or that of a step padded to a whole tile.
 
         `span`: how many cells the step's sequences have, all together. A tile computes attention for each of its tokens
@@ -433,8 +433,9 @@ class CostModel:
 
         Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones. At a depth of
         2,000 tokens, attention is most of a step. But the padding tokens are multiplied with the weights too. The
-        slower of both shapes is returned at times, so that its time is measured again, but not if the step `is_urgent`.
-        So call this once for each step.
+        slower of both shapes is returned at times, so that its time is measured again, but not if the step `is_urgent`,
+        or if that would take twice as long and longer than `target_s`: once it took 0.9 s beside 16 streams. So call
+        this once for each step.
         """
         if not 1 < shape.num_tokens < self._tile <= self.largest:
             return shape
@@ -448,11 +449,13 @@ class CostModel:
         if seconds is None or tiled_s is None:
             return shape
         is_padded = tiled_s <= (1 - _PADDING_GAIN) * seconds
-        if not is_urgent and self._padding_retrials.is_due(abs(tiled_s - seconds)):
+        better_s, slower_s = sorted((seconds, tiled_s))
+        is_tried = not is_urgent and slower_s <= max(target_s, MAX_ERROR_FACTOR * better_s)
+        if is_tried and self._padding_retrials.is_due(slower_s - better_s):
             self._padding_retrials.reset()
             is_padded = not is_padded
         else:
-            self._padding_retrials.record(min(tiled_s, seconds))
+            self._padding_retrials.record(better_s)
         return tiled if is_padded else shape
 
     def prefill_s(self, num_tokens: int, depth: int) -> float | None:

@@ -320,6 +320,21 @@ def test_what_is_urgent_is_not_padded_to_measure_that_again() -> None:
     assert any(costs.padded(shape, 2000) != shape for _ in range(200))
 
 
+@pytest.mark.parametrize(
+    ("span", "target_s", "is_tried"),
+    [
+        pytest.param(300, 0.1, True, id="1.4 times as long"),
+        pytest.param(2000, 0.5, False, id="2.4 times as long: 0.53 s"),
+        pytest.param(2000, 0.6, True, id="within the target"),
+    ],
+)
+def test_a_shape_that_takes_much_longer_is_tried_only_within_the_target(
+    span: int, target_s: float, *, is_tried: bool
+) -> None:
+    costs, shape = taught(FLASH_TILE), alone(20, 300)
+    assert is_tried == any(costs.padded(shape, span, target_s=target_s) != shape for _ in range(1000))
+
+
 def test_small_steps_are_computed_as_they_are_until_one_was_measured() -> None:
     costs = CostModel(512, FLASH_TILE)
     for depth in (0, 2000):
