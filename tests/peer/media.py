@@ -2,7 +2,7 @@
 
 The text models are of the shelf, and their projectors have random weights: only times and equality mean anything. Both
 servers have the same threads, context and number of sequences, and are asked by turns. It prints the tables of
-docs/figures.md, one for each shape. `--tiny` takes tiny versions, to try this program.
+docs/figures.md, one for each shape. `--tiny` takes tiny versions, to try this program, and `--only` parts of it.
 
 The words are compared on a tiny version with exact weights, without flash attention: what is rounded depends on the
 size of a batch, and random weights have many tokens that are nearly equally likely.
@@ -41,6 +41,7 @@ from tests.projectors import TINY, Kind, Size, make_projector, png, wav
 
 PEER = Path(platformdirs.user_cache_dir("edgeagent")) / "peer"
 FIRST, SECOND = "What is this, and what is beside it?", "Who made it, and what would you do with it?"
+PARTS = ("words", "first", "second", "streams", "memory")
 NUM_STREAMS, STREAM_TOKENS = 4, 600
 BUDGET_MS = 100.0  # edgeagent's default
 NUM_ANSWERS, NUM_WORDS = 8, 16  # greedy answers that are compared, and their tokens
@@ -257,17 +258,22 @@ class Comparison:
         return [self._shown.part(seed, is_tiny=self._options.tiny), {"type": "text", "text": text}]
 
     def run(self) -> None:
-        self._compare_words()
-        with (
-            edgeagent(self._model, self._projector, self._options.threads) as own,
-            llama_server(self._options.llama_server, self._model, self._projector, self._options.threads) as other,
-        ):
-            for peer in (own, other):
-                peer.ask(self.about("Warm up.", 0))
-            self._compare_first(own, other)
-            self._compare_second(own, other)
-            self._compare_streams(own, other)
-        self._measure_memory()
+        parts = self._options.only or PARTS
+        if "words" in parts:
+            self._compare_words()
+        compare = {"first": self._compare_first, "second": self._compare_second, "streams": self._compare_streams}
+        chosen = [each for name, each in compare.items() if name in parts]
+        if chosen:
+            with (
+                edgeagent(self._model, self._projector, self._options.threads) as own,
+                llama_server(self._options.llama_server, self._model, self._projector, self._options.threads) as other,
+            ):
+                for peer in (own, other):
+                    peer.ask(self.about("Warm up.", 0))
+                for each in chosen:
+                    each(own, other)
+        if "memory" in parts:
+            self._measure_memory()
 
     def _compare_words(self) -> None:
         """Compare greedy answers, as `comparable` texts."""
@@ -400,6 +406,7 @@ def text_of(peer: Peer, num_tokens: int, seed: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHOWN, action="append", help="default: all")
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part of the comparison; default: all")
     parser.add_argument("--tiny", action="store_true", help="take tiny versions, to try this program")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
