@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import httpx
 import ollama
 import pytest
 from openai import BadRequestError, OpenAI
+from websockets.sync.client import connect
 
 from edgeagent.types import MemoryKind
 from tests.integration.conftest import Daemon, serving
@@ -162,13 +165,42 @@ def heard(sound: bytes) -> list[Any]:
     return [{"role": "user", "content": [part, {"type": "text", "text": "What is said?"}]}]
 
 
-def test_a_sound_is_heard(openai: OpenAI) -> None:
+def heard_by_responses(name: str) -> list[Any]:
+    """`name`: of the sound, or its bytes in base64."""
+    part = {"type": "input_audio", "input_audio": {"data": name, "format": "wav"}}
+    return [{"role": "user", "content": [part, {"type": "input_text", "text": "What is said?"}]}]
+
+
+def test_a_sound_is_heard_on_all_wires(daemon: Daemon, openai: OpenAI) -> None:
     answers = list[Any]()
     for sound in (wav(), wav(1)):
-        said = openai.chat.completions.create(model=HEARING, messages=heard(sound), temperature=0, max_tokens=8)
-        assert said.usage is not None and said.usage.prompt_tokens > NUM_TEXT_TOKENS
-        answers.append(said.choices[0].message.content)
+        chat = openai.chat.completions.create(model=HEARING, messages=heard(sound), temperature=0, max_tokens=16)
+        assert chat.usage is not None and chat.usage.prompt_tokens > NUM_TEXT_TOKENS
+        answers.append(chat.choices[0].message.content)
+        create: Any = {"model": HEARING, "temperature": 0, "max_output_tokens": 16}
+        response = openai.responses.create(**create, input=heard_by_responses(b64(sound)))
+        assert response.usage is not None and response.usage.input_tokens == chat.usage.prompt_tokens
+        assert response.usage.input_tokens_details.cached_tokens > NUM_TEXT_TOKENS, "it is encoded once"
+        assert response.output_text == answers[-1]
+        with openai.responses.connect() as connection:
+            connection.response.create(**create, input=heard_by_responses(b64(sound)))
+            said = next(event.text for event in connection if event.type == "response.output_text.done")
+        assert said == answers[-1]
+        assert heard_in_a_frame(daemon.url, create, sound) == answers[-1]
     assert answers[0] != answers[1]
+
+
+def heard_in_a_frame(url: str, create: dict[str, Any], sound: bytes) -> str:
+    """Send a sound in a binary frame, which no SDK does, and return the answer about it."""
+    name = f"sha256:{hashlib.sha256(sound).hexdigest()}"
+    with connect(f"{url.replace('http', 'ws', 1)}/v1/responses") as socket:
+        socket.send(sound)
+        socket.send(json.dumps({"type": "response.create", **create, "input": heard_by_responses(name)}))
+        for event in map(json.loads, socket):
+            assert event["type"] not in ("response.failed", "error"), event
+            if event["type"] == "response.output_text.done":
+                return str(event["text"])
+    raise AssertionError("the socket was closed before the answer")
 
 
 def test_a_sound_for_a_model_that_reads_images(openai: OpenAI) -> None:
