@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from edgeagent.config import EngineConfig
 from edgeagent.engine.attention import Attention
@@ -46,8 +47,8 @@ def runner(model: Model) -> Iterator[LlamaRunner]:
     opened.close()
 
 
-def open_runner(model: Model) -> LlamaRunner:
-    return LlamaRunner(model, CONFIG, attention=Attention("off", CHUNK))
+def open_runner(model: Model, threads: int = 1) -> LlamaRunner:
+    return LlamaRunner(model, structs.replace(CONFIG, threads=threads), attention=Attention("off", CHUNK))
 
 
 def chunks_of(side: LlamaSideContext) -> list[Chunk]:
@@ -62,9 +63,13 @@ def chunks_of(side: LlamaSideContext) -> list[Chunk]:
         side.wait(patient(10))
 
 
+# Two threads spin while they wait, which is many times slower beside other tests.
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow(seconds=3))])
 @pytest.mark.parametrize("num_tokens", [CHUNK, CHUNK + 1, 3 * CHUNK + 1, 200])
-def test_its_chunks_are_what_the_runner_would_have_computed(model: Model, runner: LlamaRunner, num_tokens: int) -> None:
-    side = LlamaSideContext(partial(open_runner, model), TOKENS[:num_tokens], 0, CHUNK)
+def test_its_chunks_are_what_the_runner_would_have_computed(
+    model: Model, runner: LlamaRunner, num_tokens: int, threads: int
+) -> None:
+    side = LlamaSideContext(partial(open_runner, model, threads), TOKENS[:num_tokens], 0, CHUNK)
     at, other = 0, open_runner(model)  # cells at the same positions, since rounding depends on them
     for chunk in chunks_of(side):
         assert chunk.num_tokens == chunk.end - at > 1

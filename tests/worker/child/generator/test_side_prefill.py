@@ -29,7 +29,7 @@ from edgeagent.worker.protocol import Load
 from tests.local_template import open_here
 
 TOKENS = list(range(20, 60)) * 5
-CONFIG = EngineConfig(ctx=2048, parallel=4, threads=2, sandbox=False, flash_attention="off")
+CONFIG = EngineConfig(ctx=2048, parallel=4, threads=1, sandbox=False, flash_attention="off")
 
 
 def make_runner(path: Path) -> LlamaRunner:
