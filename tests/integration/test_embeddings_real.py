@@ -28,7 +28,8 @@ REFERENCE = """
 import json, sys
 from llama_cpp import Llama
 path, texts = json.loads(sys.argv[1])
-llama = Llama(path, embedding=True, pooling_type=3, n_ctx=512, n_batch=512, n_threads=1, verbose=False)
+one = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}  # two threads spin
+llama = Llama(path, embedding=True, pooling_type=3, n_ctx=512, n_batch=512, **one)
 print(json.dumps([llama.embed(text, normalize=True) for text in texts]))
 """
 

@@ -35,7 +35,8 @@ from llama_cpp import Llama
 path, tokens, kinds = json.loads(sys.argv[1])
 vectors = []
 for kind in kinds:
-    llama = Llama(path, embedding=True, pooling_type=kind, n_ctx=512, n_batch=512, n_threads=1, verbose=False)
+    one = {"n_threads": 1, "n_threads_batch": 1, "verbose": False}  # two threads spin
+    llama = Llama(path, embedding=True, pooling_type=kind, n_ctx=512, n_batch=512, **one)
     llama.tokenize = lambda *_, **__: tokens
     vectors.append(llama.embed("", normalize=True))
     llama.close()
