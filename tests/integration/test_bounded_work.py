@@ -22,7 +22,7 @@ from tests.slow_worker import slow_program
 from tests.text.schema.test_closing import joined
 
 PATIENCE_S = patient(20.0)
-STEP_S = 0.005
+STEP_S = 0.02
 ASKED = [{"role": "user", "content": "Hello!"}]
 
 

@@ -56,7 +56,7 @@ from tests.slow_worker import slow_program
 KIB, MIB = 1 << 10, 1 << 20
 SERVER = ServerConfig()
 TIMEOUT_S = patient(60)
-STEP_S = 0.005
+STEP_S = 0.02
 MAX_KEPT_MIB = 20.0
 CHAT, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
 CHOOSE = "/edgeagent/choose"
