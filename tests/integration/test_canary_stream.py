@@ -22,14 +22,16 @@ from websockets.sync.connection import Connection
 from edgeagent.conversation.store import FILE
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
 from tests.patience import patient
+from tests.slow_worker import slow_program
 
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    limits = ("--max-stored-bytes", str(4 * MIB))
-    running = start_daemon(tmp_path_factory.mktemp("attacked") / "state", "builtin", "--ctx", "4096", *limits)
+    flags = ("--ctx", "4096", "--max-stored-bytes", str(4 * MIB))
+    state_dir = tmp_path_factory.mktemp("attacked") / "state"
+    running = start_daemon(state_dir, "builtin", *flags, program=slow_program(step_s=0.02))
     yield running
     stop_daemon(running)
 
