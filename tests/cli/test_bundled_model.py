@@ -50,7 +50,7 @@ def test_a_prompt_from_a_pipe_is_answered_as_json(tmp_path: Path) -> None:
 
 def test_status_and_stop_find_the_daemon_that_serves(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "edgeagent", "serve", "--port", "0", "--state-dir", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "EDGEAGENT_ENGINE__THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as daemon:
         try:
             assert daemon.stdout is not None
