@@ -42,7 +42,7 @@ PROMISES = [
     ),
     (
         REMOTE,
-        "Nor is an image fetched from an address for a conversation that must stay here.",
+        "No image is fetched from an address for a conversation that must stay here.",
         "tests/api/test_addresses.py::test_nothing_is_fetched_for_a_conversation_that_stays_here",
     ),
     (KIOSK, "keeps every request on the device", "tests/router/test_policy.py::test_the_table"),

@@ -14,11 +14,22 @@ from edgeagent.config import Config, ServerConfig
 from edgeagent.egress import FETCH
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.router.remote_access import RemoteAccess
-from edgeagent.types import MAX_MEDIA_BYTES, ChatPrompt, MediaPlace, Message
-from tests.backends.fake import FakeBackend, Gate, echo
+from edgeagent.types import (
+    MAX_MEDIA_BYTES,
+    ChatPrompt,
+    FinishReason,
+    MediaPlace,
+    Message,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+from tests.backends.fake import FakeBackend, Gate, Script, echo, finished
 from tests.daemon.running import Running, limited, running
 from tests.image_site import Site, site_of_images
 from tests.media import RED, data_url, media
+from tests.worker.support import eventually
 
 pytestmark = pytest.mark.asyncio
 QUESTION = "What is this?"
@@ -62,6 +73,10 @@ def chat(url: str, text: str = QUESTION) -> Any:
 def shown(url: str) -> Any:
     content = [{"type": "input_image", "image_url": url, "detail": "auto"}, {"type": "input_text", "text": QUESTION}]
     return [{"role": "user", "content": content}]
+
+
+def behind(gate: Gate) -> Script:
+    return lambda request: (gate, *echo(request))
 
 
 async def test_every_wire_fetches_it(daemon: Running, site: Site, tmp_path: Path) -> None:
@@ -192,10 +207,12 @@ async def test_nothing_is_fetched_on_a_socket_for_a_conversation_that_stays_here
         kept = (await ask(input="Hello.", edgeagent=local)).response.id
         assert "local_only" in (await ask(input=shown(url), previous_response_id=kept)).error.message
         unknown = await ask(input=shown(url), previous_response_id="resp_none")
-        assert "since the request fails: Previous response with id 'resp_none' not found" in unknown.error.message
+        assert unknown.error.code == "previous_response_not_found"
+        refused = await ask(input=shown(url), previous_response_id=kept, background=True)
+        assert "background" in refused.error.message
         for own, paths in ((local, []), ({}, ["/red.png"])):
             gate = Gate()
-            backend.script = lambda request, gate=gate: (gate, *echo(request))
+            backend.script = behind(gate)
             await create(input="Hello.", edgeagent=own)
             async for event in connection:
                 if event.type == "response.created":
@@ -208,6 +225,65 @@ async def test_nothing_is_fetched_on_a_socket_for_a_conversation_that_stays_here
             assert site.paths == paths
         assert (await ask(input=shown(f"{url}?2"), previous_response_id=free)).type == "response.completed"
         assert site.paths == ["/red.png", "/red.png?2"]
+
+
+async def test_a_result_of_a_call_comes_before_its_response_has_ended(daemon: Running, site: Site) -> None:
+    backend, gate = daemon.service, Gate()
+    assert isinstance(backend, FakeBackend)
+    call = (ToolCallStarted(0, "call_1", "look"), ToolCallDelta(0, "{}"))
+    backend.script = lambda _: (Started(3, 0), call, (TextDelta("So."),), gate, finished(FinishReason.TOOL_CALLS))
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+    create: Any = {"type": "response.create", "model": "fake", "store": False, "tools": [tool]}
+    async with openai(daemon) as client, client.responses.connect() as connection:
+        await connection.send({**create, "input": "Look."})
+        async for event in connection:
+            if event.type == "response.created":
+                response_id = event.response.id
+            if event.type == "response.output_item.done":
+                break
+        result = {"type": "function_call_output", "call_id": event.item.call_id, "output": "See."}
+        new = [result, *shown(f"http://{site.host}/red.png")]
+        await connection.send({**create, "input": new, "previous_response_id": response_id})
+        await eventually(lambda: bool(site.paths))
+        gate.opened.set()
+        backend.script = echo
+        ends = (event.type async for event in connection if event.type in ("error", "response.completed"))
+        assert [await anext(ends), await anext(ends)] == ["response.completed"] * 2
+
+
+async def test_nothing_is_fetched_for_a_realtime_conversation_that_stays_here(daemon: Running, site: Site) -> None:
+    """Neither beside a response that must, nor behind a stored item that must."""
+    url, local, backend, gate = f"http://{site.host}/red.png", {"route": "local_only"}, daemon.service, Gate()
+    assert isinstance(backend, FakeBackend)
+
+    async def next_of(*kinds: str) -> Any:
+        async for event in connection:
+            if event.type in (*kinds, "error"):
+                return event
+        raise AssertionError("the connection has ended")
+
+    async def respond(**fields: Any) -> None:
+        await connection.send({"type": "response.create", "response": fields})
+
+    image: Any = {**shown(url)[0], "type": "message"}
+    async with openai(daemon) as client:
+        kept = await client.responses.create(model="fake", input="Hello.", extra_body={"edgeagent": local})
+        async with client.realtime.connect(model="fake") as connection:
+            await connection.conversation.item.create(item={**image, "content": image["content"][1:]})
+            await next_of("conversation.item.done")
+            item = {"type": "item_reference", "id": kept.output[0].id}
+            await respond(conversation="none", input=[item, image])
+            assert "local_only" in (await next_of("response.done")).error.message
+            await respond(conversation="none", input=[item, image], temperature=99)
+            assert (await next_of("response.done")).type == "error"
+            backend.script = behind(gate)
+            await respond(edgeagent=local)
+            await next_of("response.created")
+            await connection.conversation.item.create(item=image)
+            assert "local_only" in (await next_of("conversation.item.done")).error.message
+            gate.opened.set()
+            await next_of("response.done")
+        assert site.paths == []
 
 
 async def test_the_images_of_a_request_have_a_limit_together(daemon: Running, site: Site, tmp_path: Path) -> None:

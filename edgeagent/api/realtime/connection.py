@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from fastapi import WebSocket
 
 from edgeagent.api.context import context_of
-from edgeagent.api.realtime.body import ItemCreate, ItemRetrieve, SessionUpdate, read_event
+from edgeagent.api.realtime.body import (
+    ClientEvent,
+    ItemCreate,
+    ItemRetrieve,
+    RealtimeResponseCreate,
+    Received,
+    ResponseParams,
+    SessionUpdate,
+    read_event,
+)
 from edgeagent.api.realtime.session import RealtimeSession
 from edgeagent.api.responses.socket.connection import Connection
 from edgeagent.api.responses.socket.session import Action, Session
+from edgeagent.api.wire.addresses import NOT_NEEDED
 from edgeagent.api.wire.body import read_with_images, run_inline_or_in_thread, warnings_for
 from edgeagent.api.wire.route import Routes
 from edgeagent.credentials.keys import Scope
+from edgeagent.errors import EdgeAgentError
 
 routes = Routes()
 
@@ -36,8 +48,25 @@ class RealtimeConnection(Connection):
         await super()._serve()
 
     async def _receive(self, text: str) -> list[Action]:
-        is_local = self._realtime.is_local
-        received = await read_with_images(self._websocket, len(text), partial(read_event, text, is_local=is_local))
+        """Return the actions that answer a frame. No image is fetched for an event that is refused."""
+        refused: Received | None = None
+
+        async def why_kept(received: Received) -> str:
+            nonlocal refused
+            try:
+                match received.event:
+                    case RealtimeResponseCreate(response=ResponseParams(input=list(sent))):
+                        return await self._why_kept(None, self._realtime.references(sent))
+                    case ClientEvent():
+                        return ""
+            except EdgeAgentError as error:
+                received = replace(received, event=error)
+            refused = received
+            return NOT_NEEDED
+
+        read = partial(read_event, text, is_local=self._realtime.is_local)
+        received = await read_with_images(self._websocket, len(text), read, why_kept=why_kept)
+        received = refused or received
         if isinstance(received.event, ItemCreate | ItemRetrieve | SessionUpdate):
             await self._outbox.wait_for_room()  # what they send comes back
         if received.warning is not None:

@@ -18,7 +18,7 @@ from edgeagent.api.wire.generation import ResponseUsage
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError
-from edgeagent.types import SamplingParams
+from edgeagent.types import RouteMode, SamplingParams
 
 
 class RealtimeItem(Shape):
@@ -166,12 +166,14 @@ class AskedResponse:
     """A response that was asked for, until its end. It makes its events from those of the Responses API.
 
     `event_id`: the client's, of the event that asked for it. `conversation_id`: None if its output is not added to the
-    conversation. `is_hidden`: nothing of it is sent, because it only computes a prompt ahead.
+    conversation. `is_hidden`: nothing of it is sent, because it only computes a prompt ahead. `route`: the mode that it
+    asked for.
     """
 
     event_id: str | None = None
     conversation_id: str | None = None
     is_hidden: bool = False
+    route: RouteMode | None = None
     id: str = ""
     _output: dict[str, Json] = field(default_factory=dict)  # its items by id
     _open: Json = field(default_factory=dict)  # its open item

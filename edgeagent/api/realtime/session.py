@@ -106,7 +106,13 @@ class RealtimeSession:
     @property
     def is_local(self) -> bool:
         """Whether the conversation must not leave this machine."""
-        return strictest(self._route, route_of(self._settings.get("edgeagent"))) is RouteMode.LOCAL_ONLY
+        under_way = (asked.route for asked in self._asked[None])
+        return strictest(self._route, route_of(self._settings.get("edgeagent")), *under_way) is RouteMode.LOCAL_ONLY
+
+    def references(self, sent: Sequence[RealtimeInput]) -> tuple[Item, ...]:
+        """Return the references in an input to items that are none of the conversation's."""
+        items = (item for item in to_items([*sent]) if isinstance(item, ReferenceItem))
+        return tuple(item for item in items if self._conversation.find(item.id) is None)
 
     def num_bytes_to_prepare(self, received: Received, num_bytes: int) -> int:
         """Return how much `prepare` reads for an event of `num_bytes`. With settings, it reads the tools again."""
@@ -277,6 +283,7 @@ class RealtimeSession:
             yield with_id(item, self.session.make_id) if entry is None or entry.item is None else entry.item
 
     def _ask(self, lane: str | None, asked: AskedResponse, create: ResponseCreate) -> list[Action]:
+        asked.route = route_of(create.body.edgeagent)
         self._asked[lane].append(asked)
         return self.session.receive(CreateFrame(create, lane, is_named=lane is not None, num_bytes=0))
 

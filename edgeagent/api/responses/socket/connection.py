@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from edgeagent import metrics
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of
 from edgeagent.api.gate.envelope import WEBSOCKET
+from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import set_delivery
 from edgeagent.api.responses.socket.ahead import AheadAnswer
 from edgeagent.api.responses.socket.files import SentFiles
@@ -45,12 +47,13 @@ from edgeagent.api.responses.socket.session import (
     Start,
 )
 from edgeagent.api.responses.turn import compare, run_turn, summarize_early, why_kept_here
-from edgeagent.api.wire.addresses import LOCAL_ONLY
+from edgeagent.api.wire.addresses import LOCAL_ONLY, NOT_NEEDED
 from edgeagent.api.wire.body import read_with_images, warnings_for
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.sse import SEND_KEY
 from edgeagent.conversation.history import StoreResult
+from edgeagent.conversation.items import Item, ReferenceItem
 from edgeagent.credentials.grants import until_revoked
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, InternalError
@@ -180,26 +183,37 @@ class Connection:
         return []
 
     async def _receive(self, text: str) -> list[Action]:
-        """Return the actions that answer a frame."""
+        """Return the actions that answer a frame. No image is fetched for a create that is refused."""
+        refused: CreateFrame | None = None
+
+        async def why_kept(frame: Frame) -> str:
+            nonlocal refused
+            assert isinstance(frame, CreateFrame), "only creates have images"
+            create = frame.create_or_refusal
+            try:
+                if isinstance(create, ResponseCreate):
+                    return await self._why_kept(create.previous_id, create.items)
+            except EdgeAgentError as error:
+                frame = replace(frame, create_or_refusal=RefusedFrame(error, create.previous_id))
+            refused = frame
+            return NOT_NEEDED
+
         read, files = partial(read_frame, text), self._files.by_name
-        frame = await read_with_images(self._websocket, len(text), read, files, self._why_kept)
+        frame = await read_with_images(self._websocket, len(text), read, files, why_kept)
+        frame = refused or frame
         if isinstance(frame, CreateFrame) and frame.warning:
             warnings_for(self._websocket).log.write(frame.warning)
         return self._session.receive(frame)
 
-    async def _why_kept(self, frame: Frame) -> str:
-        """See `why_kept_here`. A create that will fail, as it continues what is unknown, gets no image either."""
-        if not isinstance(frame, CreateFrame) or isinstance(create := frame.create_or_refusal, RefusedFrame):
-            return ""
-        previous_id = create.previous_id
-        if isinstance(live := self._requests.get(previous_id or ""), LaneTurn):  # neither remembered nor stored yet
+    async def _why_kept(self, previous_id: str | None, items: tuple[Item, ...]) -> str:
+        """See `why_kept_here`. The response `previous_id` may still be under way on this connection."""
+        if isinstance(live := self._requests.get(previous_id or ""), LaneTurn):
             if live.turn.request.route is RouteMode.LOCAL_ONLY:
                 return LOCAL_ONLY
+            known = {item.id for item in live.turn.events.items}
             previous_id = None
-        try:
-            return await why_kept_here(previous_id, create.items, self._session.history, self._store, self._partition)
-        except EdgeAgentError as error:
-            return f"is an address that is not fetched, since the request fails: {error.message}"
+            items = tuple(item for item in items if isinstance(item, ReferenceItem) and item.id not in known)
+        return await why_kept_here(previous_id, items, self._session.history, self._store, self._partition)
 
     async def _write(self) -> None:
         """Write what is in the outbox."""
