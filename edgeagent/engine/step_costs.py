@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 
@@ -43,7 +44,8 @@ class StepCosts:
             return shape, 0
         is_urgent = any(part.sequence.rank is Rank.REALTIME and not part.sequence.is_decoding for part in parts)
         span = sum(part.sequence.num_computed for part in parts)
-        target_s = min(part.sequence.token_s for part in parts)
+        streams = (part.sequence for part in parts if part.sequence.is_decoding)
+        target_s = min((stream.token_s for stream in streams), default=math.inf)
         padded = self._prefixes.costs.padded(shape, span, is_urgent=is_urgent, target_s=target_s)
         if padded == shape or padded.num_tokens > self._runner.num_cells - shape.num_cells:
             return shape, 0

@@ -6,6 +6,7 @@ rejects it. Then the value is in truth the faster one. `run` returns for each us
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections.abc import Callable
@@ -50,8 +51,8 @@ class Walk:
     num_uses: int
 
 
-def padding(*, is_tile_better: bool) -> Walk:
-    """Padding a batch to a tile of attention, or no padding."""
+def padding(*, is_tile_better: bool, target_s: float = math.inf) -> Walk:
+    """Padding a batch to a tile of attention, or no padding. `target_s`: that of a stream, which a retrial breaks."""
     costs = CostModel(512, FLASH_TILE)
     short, tile = StepShape.alone(40, DEPTH), StepShape.alone(FLASH_TILE, DEPTH)
 
@@ -66,13 +67,13 @@ def padding(*, is_tile_better: bool) -> Walk:
             costs.observe(tile if is_tile_better else short, 4 * true_s(tile if is_tile_better else short))
 
     def run() -> bool:
-        shape = costs.padded(short, DEPTH)
+        shape = costs.padded(short, DEPTH, target_s=target_s)
         costs.observe(shape, true_s(shape))
         one = StepShape.alone(1, DEPTH)
         costs.observe(one, true_s(one))
         return (shape == tile) == is_tile_better
 
-    return Walk(reject, run, 3000)
+    return Walk(reject, run, 3000 if target_s == math.inf else 15_000)
 
 
 def restoring() -> Walk:
@@ -219,6 +220,8 @@ def small_chunks() -> Walk:
 WALKS = {
     "padding": lambda: padding(is_tile_better=True),
     "no padding": lambda: padding(is_tile_better=False),
+    "padding beside a stream": lambda: padding(is_tile_better=True, target_s=0.1),
+    "no padding beside a stream": lambda: padding(is_tile_better=False, target_s=0.01),
     "restoring": restoring,
     "threads": threads,
     "drafts after unlucky ones": lambda: drafts(is_slow=False),

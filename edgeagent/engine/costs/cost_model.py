@@ -341,6 +341,8 @@ _SIMILAR = 8
 TILE = 32
 # A batch is padded if that is expected to save at least this share of its time.
 _PADDING_GAIN = 0.1
+# A retrial that takes this many times as long and breaks a stream's target is paid this many times.
+_MUCH_SLOWER, _LATE_PRICE = 2.0, 10.0
 # Steps of up to 1 / _SMALL of a tile take about as long as a padded one, or less.
 _SMALL = 4
 _NUM_ERRORS = 200
@@ -433,9 +435,9 @@ class CostModel:
 
         Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones. At a depth of
         2,000 tokens, attention is most of a step. But the padding tokens are multiplied with the weights too. The
-        slower of both shapes is returned at times, so that its time is measured again, but not if the step `is_urgent`,
-        or if that would take twice as long and longer than `target_s`: once it took 0.9 s beside 16 streams. So call
-        this once for each step.
+        slower of both shapes is returned at times, so that its time is measured again, but not if the step `is_urgent`.
+        It is a tenth as often if that would take twice as long and break the streams' `target_s`: such steps took 0.9 s
+        beside 16 streams. Call this once for each step.
         """
         if not 1 < shape.num_tokens < self._tile <= self.largest:
             return shape
@@ -450,8 +452,8 @@ class CostModel:
             return shape
         is_padded = tiled_s <= (1 - _PADDING_GAIN) * seconds
         better_s, slower_s = sorted((seconds, tiled_s))
-        is_tried = not is_urgent and slower_s <= max(target_s, MAX_ERROR_FACTOR * better_s)
-        if is_tried and self._padding_retrials.is_due(slower_s - better_s):
+        price = _LATE_PRICE if slower_s > max(target_s, _MUCH_SLOWER * better_s) else 1.0
+        if not is_urgent and self._padding_retrials.is_due(price * (slower_s - better_s)):
             self._padding_retrials.reset()
             is_padded = not is_padded
         else:
