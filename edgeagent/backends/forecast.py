@@ -417,8 +417,10 @@ class Forecast:
                 seen_s = took_s * each_s / sum(usual_s)
                 line.learn(live.num_tokens, seen_s)
                 # Streams make no prompt faster, so it takes no longer alone. Prompts alone may have been seen last
-                # while the machine was slower. The steps of a prompt behind others were shared: it shows nothing.
-                if self._is_beside and live.began_s == live.accepted_s and seen_s < alone(live.num_tokens):
+                # while the machine was slower. The steps of a prompt behind or among others were shared: it shows
+                # nothing.
+                is_alone = len(step) == 1 and live.began_s == live.accepted_s
+                if self._is_beside and is_alone and seen_s < alone(live.num_tokens):
                     alone.learn(live.num_tokens, seen_s)
 
     def _pass_on(self, gone: _Live, at_s: float) -> None:
