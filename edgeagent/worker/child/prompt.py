@@ -146,6 +146,7 @@ _MOST_BYTES = 16  # bytes per token, on average; a conversation with more cannot
 _ROUGHLY_BYTES = 4  # bytes per token, if a conversation is too long to count its tokens
 _TURN_TOKENS = 8  # about how many tokens a turn's role and punctuation add
 _MAX_SIZES = 8192
+_MAX_SYSTEMS = 64
 # Turns of a conversation are dropped in steps of context / _STEP tokens, or of budget / _STEP if its budget is less.
 # Larger steps drop more than is needed. Smaller steps are more frequent, and after each step the rest of the
 # conversation is computed again.
@@ -242,8 +243,8 @@ class PromptReader:
         self._media = media
         self._why_no_media = why_no_media
         self._sizes: PartitionCache[bytes, int] = PartitionCache(_MAX_SIZES)
-        # The latest instructions, with the number of their tokens; as hashes, since a purge must leave no text.
-        self._latest_system: tuple[int, int, int] | None = None
+        # The number of the tokens of instructions, and a hash of these tokens: a purge must leave no text.
+        self._systems: PartitionCache[int, tuple[int, int]] = PartitionCache(_MAX_SYSTEMS)
 
     def read(
         self,
@@ -396,19 +397,21 @@ class PromptReader:
         )
 
     def _find_system_end(self, written: _Written, partition: str) -> int | None:
-        """Return what `find_system_end` does. Do not render instructions alone that are the same as the latest ones.
+        """Return what `find_system_end` does. Do not render instructions alone that are the same as lately.
 
         That takes 1.2 ms, for which the first token of each turn would wait.
         """
         prompt, tokens = written.prompt, written.tokens
         system = tuple(takewhile(lambda message: message.role == "system", prompt.messages))
-        key = hash((partition, replace(prompt, messages=system, media=())))
-        if self._latest_system is not None and self._latest_system[0] == key:
-            _, num, beginning = self._latest_system
-            if hash(tuple(tokens[:num])) == beginning:  # a template may write the time
-                return num
+        # Some templates write the instructions before the latest question, so later turns share less.
+        is_first = len(prompt.messages) == len(system) + 1
+        key = hash((structs.replace(prompt, messages=system, media=()), is_first))
+        num, beginning = self._systems.get(partition, key) or (len(tokens), 0)
+        if num < len(tokens) and hash(tuple(tokens[:num])) == beginning:  # a template may write the time
+            return num
         num_system = find_system_end(*written.place(self._template, self._model.piece))
-        self._latest_system = None if num_system is None else (key, num_system, hash(tuple(tokens[:num_system])))
+        if num_system is not None:
+            self._systems.put(partition, key, (num_system, hash(tuple(tokens[:num_system]))))
         return num_system
 
     def _read_text(self, text: str, *, parse_special: bool) -> ReadPrompt:

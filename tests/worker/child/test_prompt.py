@@ -123,7 +123,7 @@ def test_the_same_instructions_are_rendered_alone_once(tools: Tools, monkeypatch
             ("Be brief.", "", 2),
             ("Be brief.", "", 1),
             ("Be brief. No", "", 2),
-            ("Be brief.", "", 2),
+            ("Be brief.", "", 1),
             ("Be brief.", "b", 2),
         )
     ):
