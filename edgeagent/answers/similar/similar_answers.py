@@ -308,13 +308,15 @@ class SimilarAnswers:
     async def _learn(
         self, looking: asyncio.Task[_Asked | None] | None, question: Question, answer: Answer, generation: int
     ) -> None:
-        request_id, text = question.request.id, asked_text(question, self._remote)
-        assert text is not None
+        request_id = question.request.id
         try:
-            asked = await (looking or self._look_up(question, text))
+            asked = await (looking or self._look_up(question, asked_text(question, self._remote) or ""))
             if asked is None or not _is_comparable(answer):
                 return
             lookup = asked.lookup
+            near = None if lookup is None else self.memory.known(lookup.near.key)
+            if near is not None and near.text == asked.text:  # kept since: an answer teaches nothing about itself
+                lookup = None
             is_right = None if lookup is None else await self._is_right(asked, lookup, question, answer)
             if generation != self._generation:
                 return

@@ -669,13 +669,15 @@ CLOCK = re.compile(
     r"|\bnext (?:train|bus|tram|ferry|flight|tour|show|event|departure)\b(?! stops?\b)"
     r"|\bnächste[nrs]? (?:zug|bus|bahn|führung|vorstellung)\b|\bwie spät ist\b"
     r"|(?<![àa] )\bquelle heure est\b|(?<!a )\bqué hora es\b|(?<!a )\bche or[ae] (?:è|sono)\b"
-    # The present time or day. At the end of a text: "que dia é a festa" asks for another one.
-    r"|\b(?:wie viel uhr ist es|welche[rs]? (?:tag|datum) (?:ist|haben wir)|quel jour (?:sommes-nous|est-on|on est)"
-    r"|qué día es|che giorno è|que horas são|que (?:dia|hora) é|qual é a (?:data|hora)|hoe laat is het"
-    r"|welke dag is het|wat is de (?:datum|tijd)|kolik je hodin|который час|сколько времени|какое число|какой день)"
+    # The present time or day. At the end of a text: "que dia é a festa" asks for another one. Some only at its
+    # beginning or behind a comma, since "la festa che giorno è" does too.
+    r"|(?:\b(?:wie viel uhr ist es|welche[rs]? (?:tag|datum) (?:ist|haben wir)|quel jour (?:sommes-nous|est-on|on est)"
+    r"|que horas são|qual é a (?:data|hora)|hoe laat is het|wat is de (?:datum|tijd)|kolik je hodin|который час"
+    r"|сколько времени|какое число)"
+    r"|(?:^|[¿¡.,;:!?] ?)(?:qué día es|che giorno è|que (?:dia|hora) é|welke dag is het|какой день))"
     r"(?:,? (?:bitte|please|s'il vous plaît|por favor|per favore|alsjeblieft|alstublieft|prosím|пожалуйста))?(?=\W*$)"
-    r"|(?:^|[。、！?？!, ])(?:何時|何日|何曜日|なんじ)(?:です|だ|$)|几点钟?了|几号了|星期几(?=\W*$)|كم الساعة"
-    r"|몇 시(?:예요|입니까|인가요|야)"
+    r"|(?:^|[。、！?？!, ])(?:何時|何日|何曜日|なんじ)(?:です|だ|$)|几点钟?了|几号了|(?:^|[，。！？])星期几(?=\W*$)"
+    r"|كم الساعة|(?:^|[,.!?] ?)몇 시(?:예요|입니까|인가요|야)"
     r"|\bprochaine?s?\b|\bprossim[oaie]\b"
     # "El próximo a Madrid", but not "un hotel próximo al museo", one that is near.
     r"|\bpróxim[oa]s?\b(?! (?:a|al|ao|à|aos|às|de|da|do)\b)|\b(?:el|la|los|las|o|a|os|as) próxim[oa]s?\b"

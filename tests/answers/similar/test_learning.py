@@ -151,6 +151,25 @@ async def test_a_question_that_cannot_be_answered_from_similarity_waits_for_no_l
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
 
 
+async def test_an_answer_teaches_nothing_about_itself(model_file: Path) -> None:
+    """Equal requests with limits of time are answered each. The second one's look-up finds what the first one kept."""
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3, sampled=True) as answers:
+        similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        answers.similar = similar
+        await similar.start()
+        backend.gates = (gate := Gate(),)
+        asked = [
+            asyncio.create_task(ask(answers, "Where are the toilets?", AnswerPolicy.USE, timeout_s=60.0))
+            for _ in range(2)
+        ]
+        await until(lambda: len(backend.requests) == 2)
+        gate.opened.set()
+        assert await asyncio.gather(*asked) == ["", ""]
+        await similar.settled()
+        assert (similar.memory.num_questions, similar.status()["num_compared"]) == (1, 0)
+
+
 async def test_equal_requests_that_are_looked_up_share_one_answer(model_file: Path) -> None:
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
