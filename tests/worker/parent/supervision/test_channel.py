@@ -64,9 +64,11 @@ def test_the_environment_holds_what_is_needed_and_no_secrets() -> None:
         "PYTHONPATH": "/elsewhere",
     }
     kept = worker_environment(environ)
-    set_by_us = {"PYTHONPATH", "GGML_NO_BACKTRACE", "OPENBLAS_NUM_THREADS", "PYTHONIOENCODING", "GLIBC_TUNABLES"}
+    set_by_us = {"PYTHONPATH", "GGML_NO_BACKTRACE", "OPENBLAS_NUM_THREADS", "PYTHONIOENCODING"}
+    set_by_us |= {"GLIBC_TUNABLES", "GOMP_SPINCOUNT"}
     assert set(kept) == {"PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES"} | set_by_us
     assert worker_environment({"GOMP_SPINCOUNT": "7"})["GOMP_SPINCOUNT"] == "7"
+    assert "GOMP_SPINCOUNT" not in worker_environment({"OMP_WAIT_POLICY": "active"})
     assert worker_environment({"GLIBC_TUNABLES": "glibc.rtld.nns=4"})["GLIBC_TUNABLES"] == "glibc.rtld.nns=4"
     assert kept["GGML_NO_BACKTRACE"] == "1"
     root = Path(__file__).parents[4]
