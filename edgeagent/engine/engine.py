@@ -101,6 +101,7 @@ class Engine:
         self.max_running = min(max_running, runner.max_batch)  # each running sequence has a token in every batch
         """The most sequences that run at a time."""
         self.prefixes = prefixes or PrefixStore(runner, clock=clock)
+        """The prefix cache, with the KV cells."""
         self.cost_model = self.prefixes.costs
         """The measured costs of the runner's steps."""
         self._scheduler = Scheduler(

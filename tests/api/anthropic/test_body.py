@@ -241,6 +241,14 @@ def test_what_would_change_the_answer_is_refused_by_name(fields: Json, param: st
         ({"messages": [{"role": "user"}]}, "messages[0].content is required"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content must be a string or a list of blocks"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text is required"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "AAAA"}}]}
+                ]
+            },
+            "messages[0].content[0].source is no PNG, JPEG, WebP, GIF or BMP",
+        ),
         ({"system": [{"type": "image"}]}, "system[0].type must be 'text', not 'image'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
