@@ -381,7 +381,13 @@ def choice_of(daemon: Daemon, question: str, **fields: Any) -> dict[str, Any]:
     return choice
 
 
-@pytest.mark.parametrize("name", TYPES)
+# The others are slow ones: the bundled model answers in each form every day (test_schemas_real.py).
+DAILY = ("integer", "list", "nested", "or null")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in DAILY else pytest.param(name, marks=pytest.mark.slow(seconds=1)) for name in TYPES]
+)
 def test_an_answer_of_this_type_is_whole(real: Daemon, name: str) -> None:
     question, schema = TYPES[name]
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
