@@ -21,7 +21,6 @@ import tests.examples  # noqa: F401 the profiles of hypothesis hold from the fir
 from edgeagent.types import MemoryKind
 from tests import rotation
 from tests.alone import FewReports, Room
-from tests.models import make_tiny_model
 from tests.patience import patient
 from tests.rotation import pytest_terminal_summary  # noqa: F401 a hook
 
@@ -174,6 +173,9 @@ def machine_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """Return a function from a memory kind to the path of a tiny random model of that kind, made once per session."""
+    # Here, since the process that hands out the tests needs no model, and its start is waited for.
+    from tests.models import make_tiny_model
+
     folder = tmp_path_factory.mktemp("models")
     made: dict[MemoryKind, Path] = {}
 
