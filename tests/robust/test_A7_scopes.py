@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from edgeagent.api.documents import routes
 from edgeagent.api.routes import NEEDS
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
@@ -32,8 +33,11 @@ async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
     for scopes in CHOICES[:-1]:
         TOKENS[scopes] = add_client(folder, f"c{'-'.join(sorted(scopes))}", scopes)
     config = Config(server=ServerConfig(token_required=True, docs=True))
-    async with running(FakeBackend(), config, KeyRing(folder)) as daemon:
-        yield daemon
+    with pytest.MonkeyPatch.context() as patch:
+        short = routes.asyncapi_document() | {"paths": {}}
+        patch.setattr(routes, "openapi_document", lambda: short)  # the whole one takes three seconds
+        async with running(FakeBackend(), config, KeyRing(folder)) as daemon:
+            yield daemon
 
 
 @pytest.fixture
