@@ -284,8 +284,8 @@ async def test_one_client_too_many_is_told_so() -> None:
         assert b"64 clients are connected" in await daemon.raw(ping)
         for _, writer in opened[::2]:
             writer.transport.abort()
-        await eventually(lambda: len(daemon.wyoming._connections) < MAX_CONNECTIONS)
-        assert b"not valid JSON" in await daemon.raw(b"x\n")
+        while b"not valid JSON" not in await daemon.raw(b"x\n"):  # the test's timeout ends it
+            pass
         for _, writer in opened:
             writer.transport.abort()
 
