@@ -405,7 +405,7 @@ class AnswersConfig(Section, frozen=True):
     embedding_model: str = "all-minilm-l6-v2"
     """The model that compares questions. That of the default knows English only."""
     judge: Literal["exact", "text", "model"] = "text"
-    """When two answers are the same: in each character (exact), but for case and punctuation (text), or as it judges."""
+    """When two answers are the same: exactly, but for case and punctuation (text), or as the model judges."""
 
     @property
     def is_on(self) -> bool:
