@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from edgeagent.api.documents import routes
+from edgeagent.api.documents.asyncapi import asyncapi_document
 from edgeagent.api.routes import NEEDS
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token
@@ -34,7 +35,7 @@ async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runn
         TOKENS[scopes] = add_client(folder, f"c{'-'.join(sorted(scopes))}", scopes)
     config = Config(server=ServerConfig(token_required=True, docs=True))
     with pytest.MonkeyPatch.context() as patch:
-        short = routes.asyncapi_document() | {"paths": {}}
+        short = asyncapi_document() | {"paths": {}}
         patch.setattr(routes, "openapi_document", lambda: short)  # the whole one takes three seconds
         async with running(FakeBackend(), config, KeyRing(folder)) as daemon:
             yield daemon
