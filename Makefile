@@ -10,7 +10,7 @@ TEST_PROCESSES ?= 4
 SIDE_BY_SIDE = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help runtime setup demo cluster-demo cluster-figures check-cluster test test-install test-slow test-clients test-page page-figures pictures mutants soak attack check format documents docs hooks golden eval-builtin dist bundle clean
+.PHONY: help runtime setup demo cluster-demo cluster-figures answer-figures check-cluster test test-install test-slow test-clients test-page page-figures pictures mutants soak attack check format documents docs hooks golden eval-builtin dist bundle clean
 
 help:
 	@echo "make demo          set up what runs, start the daemon with the bundled model, hold a short conversation"
@@ -25,6 +25,7 @@ help:
 	@echo "make pictures      the pictures of README in docs/pictures, from a real daemon; Chromium as for test-page"
 	@echo "make cluster-demo  two real vLLM workers, a router and a proxy on this machine; requests go there while each part is made to fail"
 	@echo "make cluster-figures failover and overflow with real daemons, llama-server and vLLM, measured: a quarter of an hour; a quiet machine"
+	@echo "make answer-figures kept and similar answers: first bytes, streams at three bounds, three answerers: three quarters of an hour; a quiet machine"
 	@echo "make check-cluster everything in packaging/cluster, read by the tools of its own ecosystem"
 	@echo "make mutants       which of 400 faults planted in the source no test notices: about an hour; SAMPLE=60, SEED=2"
 	@echo "make check         the same as make test"
@@ -99,6 +100,9 @@ cluster-demo: setup
 cluster-figures: setup
 	$(BIN)/python tests/peer/build.py
 	$(BIN)/python -m tests.cluster.figures --document docs/figures.md $(ARGS)
+
+answer-figures: setup
+	$(BIN)/python -m tests.peer.answers $(ARGS)
 
 check-cluster: setup
 	@$(BIN)/python packaging/cluster/check.py

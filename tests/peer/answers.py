@@ -4,9 +4,14 @@ Parts, each of which prints rows for docs/figures.md:
 
 - `hits`: the time to the first byte of a kept answer among many, as chat completions, as responses, and on a WebSocket,
   beside that of GET /health on the same daemon; and what a question that is not kept pays for the look-up.
-- `misses`: the time to the first byte of a question that is looked up by similarity and not found, with the bundled
-  model and with SmolLM2; and the time of an embedding of 30 words.
-- `similar`: the time to the first byte of an answer to a similar question among many vectors.
+- `misses`: the time to the first byte of a question that nothing kept could answer yet, so that it is embedded after
+  its answer, with the bundled model and with SmolLM2; and the time of an embedding of 30 words.
+- `similar`: the time to the first byte of an answer to a similar question among many vectors, and of one that is looked
+  up among them and not found.
+- `streams`: what `tests.peer.similar_answers` measures, with the truth of the rules and of both models. This takes half
+  an hour, and no quiet machine.
+
+`make answer-figures` runs all of them.
 
 Questions with and without the cache go to the same daemon by turns, each with a prompt of its own and one token of
 answer, so the load of the machine is the same for both. A question is asked once the daemon and its workers compute
@@ -47,6 +52,7 @@ from edgeagent.types import Finished, FinishReason, Started, Step, TextDelta, Ti
 from tests.integration.conftest import Daemon, serving
 from tests.minilm import make_minilm
 from tests.patience import patient
+from tests.peer import similar_answers
 from tests.smollm2 import MODEL as SMOLLM2
 
 MAX_BYTES = 4 << 30
@@ -343,7 +349,9 @@ def add_vectors(state_dir: Path, real: Sequence[Vector], num_entries: int) -> No
     for number in range(num_entries - len(kept)):
         vector = real[number % len(real)] + 0.02 * chance.standard_normal(len(real[0]), np.float32)
         content = as_bytes(vector / np.linalg.norm(vector))
-        added[chance.bytes(32)] = structs.replace(model, text=f"filler {number}", vector=content, observations=())
+        added[chance.bytes(32)] = structs.replace(
+            model, text=f"filler {number}", vector=content, observations=(), root=b""
+        )
     records.put(learned, added)
     records.close()
     assert isinstance(model, Kept) and len(vector_of(model.vector)) == len(real[0])
@@ -369,7 +377,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--only", choices=("hits", "misses", "similar"))
+    parser.add_argument("--only", choices=("hits", "misses", "similar", "streams"))
     asked = parser.parse_args()
     if asked.only in (None, "hits"):
         measure_hits(asked.entries, asked.rounds)
@@ -378,6 +386,11 @@ def _main() -> None:
     if asked.only in (None, "similar"):
         measure_similar(asked.entries, min(asked.rounds, 150))
     print(f"\nload of the machine {os.getloadavg()[0]:.1f}")
+    if asked.only in (None, "streams"):
+        similar_answers.main([])
+        for model in ("smollm2", "builtin"):
+            print(f"\nThe answerer is {model}:")
+            similar_answers.main(["--only", "streams", "--truth", model])
 
 
 if __name__ == "__main__":

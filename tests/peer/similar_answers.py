@@ -304,8 +304,8 @@ def measure_search(vectors: Mapping[str, Vector] | None = None) -> None:
     )
 
 
-def main() -> None:
-    """Measure everything, or only parts."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure everything, or only parts. `arguments`: of the command line; None: those of this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10, help="streams of each domain")
     parser.add_argument("--domains", choices=("fresh", "tuned", *DOMAINS), default="fresh")
@@ -313,7 +313,7 @@ def main() -> None:
     parser.add_argument("--vectors", type=Path, help="a file that keeps the vectors for the next time (.npz)")
     parser.add_argument("--answers", type=Path, help="a file that keeps the model's answers for the next time (.json)")
     parser.add_argument("--only", choices=("streams", "adverse", "search", "constants"))
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     domains = {"fresh": tuple(FRESH), "tuned": tuple(TUNED)}.get(given.domains, (given.domains,))
     if given.truth != "rules":
         domains = tuple(domain for domain in domains if DOMAINS[domain].facts)

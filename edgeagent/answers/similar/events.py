@@ -29,12 +29,16 @@ class Compared(Struct, frozen=True, tag="compared"):
 
 
 class Added(Struct, frozen=True, tag="added"):
-    """A question whose answer is kept under `key`. `vector`: float32, little-endian."""
+    """A question whose answer is kept under `key`. `vector`: float32, little-endian.
+
+    `first`: how it compared with the nearest one before it.
+    """
 
     key: bytes
     place: bytes
     text: str
     vector: bytes
+    first: Compared | None = None
 
 
 class Forgotten(Struct, frozen=True, tag="forgotten"):

@@ -20,7 +20,7 @@ from edgeagent.answers.similar.place import GROUP_BYTES
 
 MAX_QUESTIONS = 100_000
 MAX_BOUNDARIES = 8
-"""How many groups (see `place_of`) are known by what they taught. Each takes 23 KB."""
+"""How many groups (see `place_of`) are known by what they taught. Each takes 32 KB."""
 _MAX_WORTH = 100
 """A group is worth its comparisons, at most 100, plus the worth of the group that was dropped before it learned last.
 
@@ -29,10 +29,11 @@ eight others that learned once each would drop it if the last that learned were 
 earlier system prompts would be kept, and two that come by turns would drop each other for as long.
 """
 _MAX_TIMES = 2.0
-"""The largest expected error of one answer, as a multiple of `max_error`, if earlier answers left enough of the bound.
+_MOST_OF_ONE = 0.02
+"""The largest expected error of one answer, if earlier answers left enough of the bound: twice `max_error`, or 2 %.
 
-Answers above `max_error` are all chosen to be checked. With 1, 0.82 of the best threshold's hits were reached at a
-bound of 0.5 %, and with 2, 0.90 (two domains that were tuned on).
+Answers above `max_error` are all chosen to be checked. With `max_error` itself, 0.82 of the best threshold's hits were
+reached at a bound of 0.5 %, and with twice that, 0.90 (two domains that were tuned on).
 """
 _MAX_SAVED = 10.0
 """How much of the bound earlier answers may leave for those above it, as a multiple of `max_error`.
@@ -59,10 +60,11 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A kept question: its place (see `place_of`), and its text."""
+    """A kept question: its place (see `place_of`), its text, and the key of the first question with its answer."""
 
     place: bytes
     text: str
+    root: bytes
 
 
 class Memory:
@@ -134,11 +136,19 @@ class Memory:
         """Note that an answer that was given is wrong."""
         self._proved -= 1.0
 
-    def add(self, place: bytes, key: bytes, text: str, vector: Vector) -> list[bytes]:
-        """Keep a question; see events.Added. Return the keys of those that were forgotten for it, the oldest first."""
+    def add(
+        self, place: bytes, key: bytes, text: str, vector: Vector, first: Compared | None = None, root: bytes = b""
+    ) -> list[bytes]:
+        """Keep a question; see events.Added. Return the keys of those that were forgotten for it, the oldest first.
+
+        `root`: of a question that is known from an earlier run.
+        """
         self._known.pop(key, None)
-        self._known[key] = Known(place, text)
+        other = None if first is None or not first.is_right else self._known.get(first.key)
+        self._known[key] = Known(place, text, root or (key if other is None else other.root))
         self._index.add(place, key, vector)
+        if first is not None:
+            self.boundary(place).begin(key, Observation(first.similarity, first.is_right), first.key)
         surplus = [*self._first(len(self._known) - MAX_QUESTIONS)]
         self.forget(surplus)
         return surplus
@@ -170,9 +180,14 @@ class Memory:
     ) -> None:
         """Continue from the `state` of each group's boundary, and from what was observed of kept questions."""
         for group, state in states.items():
-            keys = [key for key, known in self._known.items() if known.place[:GROUP_BYTES] == group]
+            alike: dict[bytes, list[bytes]] = {}
+            for key, known in self._known.items():
+                if known.place[:GROUP_BYTES] == group:
+                    alike.setdefault(known.root, []).append(key)
+            # Only the one of them that was observed last has all.
+            entries = {tuple(keys): max((observed.get(key, ()) for key in keys), key=len) for keys in alike.values()}
             boundary = Boundary()
-            if boundary.restore(state, {key: observed.get(key, ()) for key in keys}):
+            if boundary.restore(state, entries):
                 self._put(group, boundary)
 
     def turn_off(self) -> None:
@@ -228,7 +243,7 @@ class Memory:
 
     def _may_give(self, error: float) -> bool:
         left = max(0.0, min(self._saved, self._proved))
-        return not self.is_off and error <= min(_MAX_TIMES * self.max_error, self.max_error + left)
+        return not self.is_off and error <= min(max(_MAX_TIMES * self.max_error, _MOST_OF_ONE), self.max_error + left)
 
     def _allowed(self, place: bytes, text: str, vector: Vector) -> Near | None:
         for position, near in enumerate(self._index.nearest(place, vector, _NUM_NEAREST)):

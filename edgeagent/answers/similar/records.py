@@ -28,12 +28,13 @@ _LEARNED = b"learned"  # a key of another length than those of answers
 
 
 class Kept(Struct, frozen=True):
-    """A kept question; see events.Added. `observations`: of its boundary, a similarity and right."""
+    """A kept question; see events.Added and memory.Known. `observations`: of its boundary, a similarity and right."""
 
     place: bytes
     text: str
     vector: bytes
     observations: tuple[tuple[float, bool], ...] = ()
+    root: bytes = b""
 
 
 class Learned(Struct, frozen=True):

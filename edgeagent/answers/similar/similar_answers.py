@@ -78,7 +78,7 @@ _FRESH_S = 1.0
 """How old what is known of a shared log may be when an answer is given."""
 _PAGE = 500
 _SAVED_EVERY = 32
-"""After this many events what all questions taught is written: up to 0.2 MB. A crash loses what the last ones did."""
+"""After this many events what all questions taught is written: up to 0.3 MB. A crash loses what the last ones did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,10 +320,12 @@ class SimilarAnswers:
             is_right = None if lookup is None else await self._is_right(asked, lookup, question, answer)
             if generation != self._generation:
                 return
+            first = None
             if lookup is not None and is_right is not None:
-                self._note(Compared(*lookup.near, is_right))
+                first = Compared(*lookup.near, is_right)
+                self._note(first)
             if answer.end.reason is FinishReason.STOP and request_id in self._to_add:
-                self._note(Added(self._to_add[request_id], asked.place, asked.text, as_bytes(asked.vector)))
+                self._note(Added(self._to_add[request_id], asked.place, asked.text, as_bytes(asked.vector), first))
         finally:
             self._to_add.pop(request_id, None)
 
@@ -384,7 +386,7 @@ class SimilarAnswers:
 
     def _restore(self, learned: Learned, kept: dict[bytes, Kept]) -> None:
         for key, each in kept.items():
-            self.memory.add(each.place, key, each.text, vector_of(each.vector))
+            self.memory.add(each.place, key, each.text, vector_of(each.vector), root=each.root)
         observed = {key: [Observation(*each) for each in one.observations] for key, one in kept.items()}
         self.memory.restore(learned.boundaries, observed)
         if learned.max_error == self._options.max_error:
@@ -399,8 +401,8 @@ class SimilarAnswers:
 
     def _apply(self, event: Event) -> None:
         match event:
-            case Added(key, place, text, vector):
-                forgotten = self.memory.add(place, key, text, vector_of(vector))
+            case Added(key, place, text, vector, first):
+                forgotten = self.memory.add(place, key, text, vector_of(vector), first)
                 self._save([key])
                 self._remove(forgotten)
             case Compared(key):
@@ -504,7 +506,7 @@ class SimilarAnswers:
             if known is not None and vector is not None:
                 observed = memory.boundary(known.place).observations(key)
                 observations = tuple((each.similarity, each.is_right) for each in observed)
-                kept[key] = Kept(known.place, known.text, as_bytes(vector), observations)
+                kept[key] = Kept(known.place, known.text, as_bytes(vector), observations, known.root)
         self._write(lambda: self._records.put(learned, kept))
 
     def _write(self, act: Callable[[], None]) -> None:

@@ -88,10 +88,12 @@ def run(
                     num_checks += 1
                     waiting.append((number + _DELAY, each, lookup))
                 continue
+            first = None
             if lookup is not None:
-                memory.learn(Compared(*lookup.near, judge(is_right(lookup.near.key, each))))
+                first = Compared(*lookup.near, judge(is_right(lookup.near.key, each)))
+                memory.learn(first)
             key = number.to_bytes(32, "big")
-            memory.add(PLACE, key, each.text, vector)
+            memory.add(PLACE, key, each.text, vector, first)
             meanings[key] = each.meaning
     return Result(len(asked), num_hits, num_wrong, num_checks, memory.is_off)
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from edgeagent.answers.similar.boundary import MAX_OBSERVATIONS, Boundary
+from edgeagent.answers.similar.boundary import MAX_OBSERVATIONS, Boundary, Observation
 
 
 def taught(num: int, error: float, seed: int = 0, num_entries: int = 50) -> Boundary:
@@ -79,6 +79,29 @@ def test_an_entry_whose_answer_was_wrong_is_less_sure_than_others() -> None:
     assert boundary.error(b"trap", 0.95) == pytest.approx(boundary.error(b"other", 0.95))
 
 
+def test_a_new_entry_begins_with_what_its_own_question_showed_and_the_others_learn_nothing_twice() -> None:
+    boundary = taught(300, 0.05)
+    new, num = boundary.error(b"new", 0.9), boundary.num_observed
+    for entry, is_right in ((b"right", True), (b"wrong", False)):
+        boundary.begin(entry, Observation(0.85, is_right), b"unknown")
+    assert boundary.error(b"right", 0.9) < new < boundary.error(b"wrong", 0.9)
+    assert (boundary.error(b"new", 0.9), boundary.num_observed) == (new, num)
+
+
+def test_entries_with_the_same_answer_know_what_was_observed_of_each() -> None:
+    boundary = taught(300, 0.0)
+    boundary.observe(b"one", 0.9, is_right=True)
+    boundary.begin(b"same", Observation(0.9, is_right=True), b"one")
+    boundary.begin(b"another", Observation(0.9, is_right=False), b"one")
+    before = [boundary.error(entry, 0.9) for entry in (b"one", b"another")]
+    boundary.observe(b"same", 0.9, is_right=False)
+    after = [boundary.error(entry, 0.9) for entry in (b"one", b"another")]
+    assert after[0] == boundary.error(b"same", 0.9) > 1.5 * before[0]
+    assert (len(boundary.observations(b"one")), len(boundary.observations(b"another"))) == (2, 1)
+    boundary.forget(b"one")
+    assert boundary.observations(b"one") == () and len(boundary.observations(b"same")) == 2
+
+
 def test_what_an_entry_keeps_is_bounded() -> None:
     boundary = Boundary()
     for _ in range(3 * MAX_OBSERVATIONS):
@@ -90,7 +113,7 @@ def test_what_an_entry_keeps_is_bounded() -> None:
 def test_it_continues_from_its_state() -> None:
     first, second = taught(100, 0.05), Boundary()
     entries = {b"%d" % number: first.observations(b"%d" % number) for number in range(50)}
-    assert second.restore(first.state(), entries)
+    assert second.restore(first.state(), {(entry,): known for entry, known in entries.items()})
     for entry in (b"1", b"new"):
         assert second.error(entry, 0.9) == pytest.approx(first.error(entry, 0.9))
     assert (second.num_observed, second.num_wrong) == (first.num_observed, first.num_wrong)

@@ -99,6 +99,29 @@ def test_what_one_model_taught_says_nothing_of_another_and_few_are_known() -> No
     assert lookup is not None and lookup.is_sure
 
 
+def test_questions_with_the_same_answer_share_what_is_learned_after_a_restart_too() -> None:
+    """What is written of each is what was known when it was observed last."""
+    vector = np.eye(1, 4, dtype=np.float32)[0]
+    memory, restored = Memory(0.01), Memory(0.01)
+    right = Compared(b"one", 0.9, True)
+    memory.add(PLACE, b"one", "Where are the toilets?", vector)
+    memory.learn(right)
+    memory.add(PLACE, b"same", "Hello, where are the toilets?", vector, right)
+    memory.add(PLACE, b"another", "Hi, where are the toilets?", vector, Compared(b"same", 0.9, False))
+    written = {b"one": memory.boundary(PLACE).observations(b"one")}
+    memory.learn(Compared(b"same", 0.95, True))
+    written[b"same"] = memory.boundary(PLACE).observations(b"same")
+    for key in (b"one", b"same", b"another"):
+        known = memory.known(key)
+        assert known is not None and known.root == (b"another" if key == b"another" else b"one")
+        restored.add(PLACE, key, known.text, vector, root=known.root)
+    restored.restore({PLACE[:GROUP_BYTES]: memory.boundary(PLACE).state()}, written)
+    boundary = restored.boundary(PLACE)
+    assert boundary.observations(b"one") == boundary.observations(b"same") == written[b"same"]
+    restored.learn(Compared(b"same", 0.9, False))
+    assert len(boundary.observations(b"one")) == 3
+
+
 def learn_in(memory: Memory, group: int, num: int) -> None:
     place = bytes([group]) * KEY_BYTES
     if memory.known(place) is None:
