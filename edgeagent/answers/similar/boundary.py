@@ -153,7 +153,7 @@ class Boundary:
         counts = np.array([self.num_observed, self.num_wrong], "<f8")
         return {"evidence": self._evidence.astype("<f8").tobytes(), "counts": counts.tobytes()}
 
-    def restore(self, state: dict[str, bytes], entries: Mapping[Sequence[bytes], Sequence[Observation]]) -> bool:
+    def restore(self, state: dict[str, bytes], entries: Mapping[tuple[bytes, ...], Sequence[Observation]]) -> bool:
         """Continue from a `state` and the observations of entries that have the same answer.
 
         Return False, without a change, if it does not fit.
