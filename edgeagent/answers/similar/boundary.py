@@ -135,9 +135,9 @@ class Boundary:
         self.num_wrong += not is_right
 
     def begin(self, entry: bytes, first: Observation, other: bytes) -> None:
-        """Know of a new entry how its own question compared with another entry, which was observed already.
+        """Record how the question of a new entry compared with another entry. `observe` has counted that already.
 
-        If that one's answer was right, both have the same answer. From then on, what is observed of one is of both.
+        If the other entry's answer was right, both have the same answer, and share their observations from then on.
         """
         known = self._entries.get(other) if first.is_right else None
         self._entries[entry] = deque([first], maxlen=MAX_OBSERVATIONS) if known is None else known

@@ -141,7 +141,7 @@ class Memory:
     ) -> list[bytes]:
         """Keep a question; see events.Added. Return the keys of those that were forgotten for it, the oldest first.
 
-        `root`: of a question that is known from an earlier run.
+        `root`: see Known; only given for a question that was kept in an earlier run.
         """
         self._known.pop(key, None)
         other = None if first is None or not first.is_right else self._known.get(first.key)

@@ -341,7 +341,8 @@ _SIMILAR = 8
 TILE = 32
 # A batch is padded if that is expected to save at least this share of its time.
 _PADDING_GAIN = 0.1
-# A retrial that takes this many times as long and breaks a stream's target is paid this many times.
+# If a retrial takes more than _MUCH_SLOWER times as long and breaks a stream's target, its extra time counts
+# _LATE_PRICE times. So it comes more rarely, but it does come.
 _MUCH_SLOWER, _LATE_PRICE = 2.0, 10.0
 # Steps of up to 1 / _SMALL of a tile take about as long as a padded one, or less.
 _SMALL = 4
@@ -436,8 +437,8 @@ class CostModel:
         Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones. At a depth of
         2,000 tokens, attention is most of a step. But the padding tokens are multiplied with the weights too. The
         slower of both shapes is returned at times, so that its time is measured again, but not if the step `is_urgent`.
-        It is a tenth as often if that would take twice as long and break the streams' `target_s`: such steps took 0.9 s
-        beside 16 streams. Call this once for each step.
+        It is returned a tenth as often if it would take twice as long and break the streams' `target_s`: such steps took
+        0.9 s beside 16 streams. Call this once for each step.
         """
         if not 1 < shape.num_tokens < self._tile <= self.largest:
             return shape

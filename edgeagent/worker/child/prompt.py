@@ -397,9 +397,9 @@ class PromptReader:
         )
 
     def _find_system_end(self, written: _Written, partition: str) -> int | None:
-        """Return what `find_system_end` does. Do not render instructions alone that are the same as lately.
+        """Return what `find_system_end` does, from an earlier prompt of the client if that had the same instructions.
 
-        That takes 1.2 ms, for which the first token of each turn would wait.
+        To render them alone takes 1.2 ms, for which the first token of each turn would wait.
         """
         prompt, tokens = written.prompt, written.tokens
         system = tuple(takewhile(lambda message: message.role == "system", prompt.messages))
