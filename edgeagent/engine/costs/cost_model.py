@@ -437,7 +437,7 @@ class CostModel:
         Flash attention on a CPU computes a tile of 64 tokens in the time of 10 to 30 single ones. At a depth of
         2,000 tokens, attention is most of a step. But the padding tokens are multiplied with the weights too. The
         slower of both shapes is returned at times, so that its time is measured again, but not if the step `is_urgent`.
-        It is returned a tenth as often if it would take twice as long and break the streams' `target_s`: such steps took
+        It is returned a tenth as often if it takes twice as long and breaks the streams' `target_s`: such a step took
         0.9 s beside 16 streams. Call this once for each step.
         """
         if not 1 < shape.num_tokens < self._tile <= self.largest:
