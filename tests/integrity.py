@@ -87,9 +87,9 @@ def _(engine: Engine) -> None:
     for sequence in engine._running.values():
         assert sequence.seq_id is not None
         if sequence.restoring is None:
-            assert engine.prefixes.cells.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
+            assert engine.prefixes.slots.length(sequence.seq_id) == sequence.num_computed < len(sequence.tokens)
         if not sequence.num_rows:  # else the runner has a part of an image that is not recorded
-            assert engine._runner.length(sequence.seq_id) == engine.prefixes.cells.length(sequence.seq_id)
+            assert engine._runner.length(sequence.seq_id) == engine.prefixes.slots.length(sequence.seq_id)
         assert len(sequence.tokens) <= sequence.max_length
         assert sequence.num_cached <= sequence.num_prompt
 
@@ -114,10 +114,10 @@ def _check_slots(slots: Slots) -> None:
 
 @check_integrity.register(PrefixStore)
 def _(prefixes: PrefixStore) -> None:
-    _check_slots(prefixes.cells)  # the blocks have the same tree
+    _check_slots(prefixes.slots)  # the blocks have the same tree
     check_integrity(prefixes.blocks)
     check_integrity(prefixes.saver)
-    assert prefixes.cells._tree is prefixes.blocks.tree
+    assert prefixes.slots._tree is prefixes.blocks.tree
 
 
 @check_integrity.register(RadixTree)
@@ -157,7 +157,7 @@ def _(tree: RadixTree) -> None:
 
 @check_integrity.register(Saver)
 def _(saver: Saver) -> None:
-    idle = set(saver._cells.idle_ids)
+    idle = set(saver._slots.idle_ids)
     known = [*saver._unsaved, *saver._unsavable, *saver._saved]
     assert sorted(known) == (sorted(idle) if saver._blocks.is_enabled else [])
 

@@ -77,13 +77,13 @@ class Admission:
         for only_live in (False, True):
             started_s = self._clock()
             found = self._find(sequence, only_live=only_live)
-            if is_alone or self._prefixes.cells.fits(sequence.num_needed, found.cell_prefix):
+            if is_alone or self._prefixes.slots.fits(sequence.num_needed, found.cell_prefix):
                 sequence.restoring = self._prefixes.claim(sequence.tokens, found)
                 if sequence.restoring is not None:
                     sequence.is_apart, sequence.shifts = False, []  # a preempted sequence is computed as a whole
                     sequence.seq_id = sequence.restoring.seq_id
                     self._runner.place_media(sequence.seq_id, sequence.stretches)
-                    sequence.num_computed = self._prefixes.cells.length(sequence.seq_id)
+                    sequence.num_computed = self._prefixes.slots.length(sequence.seq_id)
                     sequence.restore_started_s = started_s
                     return True
         self.refuse(sequence)
@@ -93,7 +93,7 @@ class Admission:
         """Whether a waiting sequence would fit into the cells if the running `others` gave up theirs."""
         ids = {other.seq_id for other in others}
         return any(
-            self._prefixes.cells.fits(sequence.num_needed, found.cell_prefix, without=ids)
+            self._prefixes.slots.fits(sequence.num_needed, found.cell_prefix, without=ids)
             for found in (self._find(sequence, only_live=only_live) for only_live in (False, True))
         )
 
@@ -102,7 +102,7 @@ class Admission:
 
     def refuse(self, sequence: Sequence) -> None:
         """Let a sequence wait until a live sequence ends or loses cells."""
-        sequence.refused_at = self._prefixes.cells.num_releases
+        sequence.refused_at = self._prefixes.slots.num_releases
 
     def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
         """Evict idle prefixes from the cells before the prefix of a newly claimed sequence is restored.
@@ -132,10 +132,10 @@ class Admission:
                 return False
             sequence.num_restored = dict(sequence.restoring.num_restored)
             sequence.restoring = None
-        length = self._prefixes.cells.length(sequence.seq_id)
+        length = self._prefixes.slots.length(sequence.seq_id)
         sequence.batch_ends.forget_if_many(len(sequence.tokens) - max(length, sequence.num_prompt))
         if sequence.leaves_one(length) and self._runner.can_trim(sequence.seq_id, length - 1):
-            length = self._prefixes.cells.cut(sequence.seq_id, length - 1)
+            length = self._prefixes.slots.cut(sequence.seq_id, length - 1)
         sequence.num_computed = length
         if sequence.marks.claimed_s == 0.0:  # a preempted sequence keeps the values of its first admission
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
@@ -171,7 +171,7 @@ class Admission:
         if sequence.restoring is None:
             return True
         is_over = self._prefixes.restorer.advance(sequence.restoring, math.inf)
-        num_moved = self._prefixes.cells.length(sequence.seq_id) - sequence.num_computed
+        num_moved = self._prefixes.slots.length(sequence.seq_id) - sequence.num_computed
         if num_moved:
             self._runner.apply_shift()
             sequence.num_shifted += num_moved
@@ -214,7 +214,7 @@ class Admission:
 
     def is_refused(self, sequence: Sequence) -> bool:
         """Whether `claim` returned False for a sequence, and would do so again."""
-        return sequence.refused_at == self._prefixes.cells.num_releases
+        return sequence.refused_at == self._prefixes.slots.num_releases
 
     def _find(self, sequence: Sequence, *, only_live: bool = False) -> CachedPrefix:
         spec = sequence.spec

@@ -133,7 +133,7 @@ class Engine:
         self._finished: _Batch | None = None  # the latest finished batch, until `save_step`
         self._outputs: list[Output] = []  # of the next `finish`
         self._was_media = False  # whether the latest batch had embeddings
-        self._unsaved: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
+        self._advanced: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
 
     @property
     def has_work(self) -> bool:
@@ -179,7 +179,7 @@ class Engine:
             step_expected_s=self.current_step.expected_s,
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_cells_used=self.prefixes.cells.num_cells_used,
+            num_cells_used=self.prefixes.slots.num_cells_used,
             num_cells=self._runner.num_cells,
             prefill_tokens_per_s=rates[0],
             prefill_tokens_per_s_beside=rates[1],
@@ -261,7 +261,7 @@ class Engine:
                 return None
             if num_output is not None and sequence.num_computed > sequence.num_prompt + num_output:
                 assert sequence.seq_id is not None
-                self.prefixes.cells.cut(sequence.seq_id, sequence.num_prompt + num_output)
+                self.prefixes.slots.cut(sequence.seq_id, sequence.num_prompt + num_output)
             self._release(sequence)
         self._outputs = [output for output in self._outputs if output.sequence is not sequence]
         return sequence
@@ -375,7 +375,7 @@ class Engine:
         if not self._side.wait(has_command, self._running.values()):
             return False
         self._outputs += self._take_side_chunks()
-        if self._unsaved and self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
+        if self._advanced and self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
             self._checkpoint()  # what was copied; the next step would overwrite its states
         self._outputs += self._end_unreadable()
         began_s = self._clock()
@@ -450,7 +450,7 @@ class Engine:
         self._num_steps += 1
         self.current_step.record(was_interrupted=False)
         step_s = batch.ended_s - batch.started_s
-        self._unsaved += [(part.sequence, part.sequence.num_computed) for part in batch.parts if part.tree is None]
+        self._advanced += [(part.sequence, part.sequence.num_computed) for part in batch.parts if part.tree is None]
         outputs += self._verify_all(batch.parts, batch.started_s)
         if batch.plain_s is not None:
             self.proposals.note_step(len(batch.parts), step_s, batch.plain_s)
@@ -485,11 +485,11 @@ class Engine:
 
     def _checkpoint(self) -> None:
         """Save the states of the latest step, which the next step overwrites, and mark full blocks to be saved."""
-        for sequence, start in self._unsaved:
+        for sequence, start in self._advanced:
             # An ended sequence left an idle prefix, which is saved as a whole.
             if self._running.get(sequence.id) is sequence:
                 self._admission.checkpoint(sequence, start)
-        self._unsaved.clear()
+        self._advanced.clear()
 
     def close(self) -> None:
         """Cancel all sequences, and write idle prefixes to the disk cache, if there is one. Call no method after it."""
@@ -522,7 +522,7 @@ class Engine:
     def _plan(self) -> list[BatchPart]:
         """Plan the next batch and reserve its cells. If there are too few, drop all drafts, then preempt sequences."""
         while self._running:
-            num_cells = self.prefixes.cells.num_cells_used
+            num_cells = self.prefixes.slots.num_cells_used
             texts, media, restoring = list[Sequence](), list[Sequence](), list[Sequence]()
             for sequence in self._running.values():
                 if sequence.restoring is not None:
@@ -626,14 +626,14 @@ class Engine:
         """Limit the trees of the sequences that are to compute one to the cells that are left, and return these."""
         choosing = [sequence for sequence in running if sequence.is_choosing]
         if choosing:
-            num_left = self.prefixes.cells.num_available - sum(not sequence.is_choosing for sequence in running)
+            num_left = self.prefixes.slots.num_available - sum(not sequence.is_choosing for sequence in running)
             for sequence in choosing:
                 sequence.tree_room = num_left
         return choosing
 
     def _reserve(self, parts: Items[BatchPart]) -> bool:
         num_unrecorded = sum(sequence.num_rows for sequence in self._running.values())
-        return self.prefixes.cells.reserve(num_unrecorded + sum(part.size for part in parts))
+        return self.prefixes.slots.reserve(num_unrecorded + sum(part.size for part in parts))
 
     def _take_side_chunks(self) -> list[Output]:
         """Pause the side context and copy its chunks into the cells. Return outputs if the request reports progress."""
@@ -642,7 +642,7 @@ class Engine:
         if copied:
             sequence, start = copied[0]
             self._scheduler.record_prompt(sequence, max(0, sequence.num_computed - start))
-        self._unsaved += copied
+        self._advanced += copied
         self._num_steps += len(copied)
         return [Output(sequence) for sequence, _ in copied if sequence.spec.reports_progress]
 
@@ -717,7 +717,7 @@ class Engine:
         """
         for sequence in list(self._running.values()):
             assert sequence.seq_id is not None
-            self.prefixes.cells.reset(sequence.seq_id)
+            self.prefixes.slots.reset(sequence.seq_id)
             self._side.close_for(sequence)
             sequence.batch_ends.forget()  # to compute all output again token by token would take too long
             if sequence.restoring is not None:
@@ -726,7 +726,7 @@ class Engine:
 
     def _make_room(self, parts: Items[BatchPart]) -> list[Output]:
         """Free cells after OutOfCells: evict a prefix, or preempt a sequence. If only one sequence runs, fail it."""
-        if self.prefixes.cells.evict_one():
+        if self.prefixes.slots.evict_one():
             return []
         if len(self._running) > 1:
             # It would find no cells again, although enough seem to be free, until another sequence gives up some.
@@ -743,7 +743,7 @@ class Engine:
             sequence = part.sequence
             assert sequence.seq_id is not None
             del self._running[sequence.id]
-            self.prefixes.cells.reset(sequence.seq_id)
+            self.prefixes.slots.reset(sequence.seq_id)
             self._release(sequence)
             outputs.append(Output(sequence, error=error))
         self._take_back([])

@@ -272,10 +272,10 @@ class SidePrefill:
                 break
             chunk, start = self._chunks[0], sequence.num_computed
             assert sequence.seq_id is not None
-            if not self._prefixes.cells.reserve(chunk.num_tokens):
+            if not self._prefixes.slots.reserve(chunk.num_tokens):
                 make_room()
             elif self._runner.restore(sequence.seq_id, chunk.payload, chunk.end):
-                self._prefixes.cells.append(sequence.seq_id, sequence.tokens[start : chunk.end])
+                self._prefixes.slots.append(sequence.seq_id, sequence.tokens[start : chunk.end])
                 sequence.num_computed = chunk.end
                 sequence.record_progress(self._clock())
                 copied.append((sequence, start))

@@ -28,7 +28,7 @@ class StepCosts:
         """The expected rates of an additional sequence; see `_measured_rates`. Other threads may read this."""
 
     def shape(self, parts: Items[BatchPart]) -> StepShape:
-        shape = StepShape.of([part.shape for part in parts], self._prefixes.cells.num_cells_used)
+        shape = StepShape.of([part.shape for part in parts], self._prefixes.slots.num_cells_used)
         # Rows of logits that score a prompt count as tokens: otherwise their time would be attributed to the chunks of
         # other prompts.
         num_rows = round(self._runner.row_cost * sum(part.num_scored for part in parts))
@@ -87,7 +87,7 @@ class StepCosts:
         """
         depths = [sequence.num_computed for sequence in running]
         depth = max(depths, default=0)
-        base = StepShape.of([(1, each) for each in depths], self._prefixes.cells.num_cells_used if depths else 0)
+        base = StepShape.of([(1, each) for each in depths], self._prefixes.slots.num_cells_used if depths else 0)
         beside = base if depths else StepShape(1, 0, 0.0)
         token_s = self._prefixes.costs.predict_if_reliable(base.plus(1, depth))
         return (

@@ -114,7 +114,7 @@ class Verifier:
         # would never come to an end.
         sequence.is_one_whole |= sequence.num_rows > 0
         sequence.num_rows = 0
-        sequence.num_computed = self._prefixes.cells.rewind(sequence.seq_id)
+        sequence.num_computed = self._prefixes.slots.rewind(sequence.seq_id)
         if sequence.spec.media:  # the runner forgets them if it could not be cut
             self._runner.place_media(sequence.seq_id, sequence.stretches)
 
@@ -184,5 +184,5 @@ class Verifier:
 
     def _advance(self, sequence: Sequence, tokens: Items[int]) -> None:
         assert sequence.seq_id is not None
-        self._prefixes.cells.append(sequence.seq_id, tokens)
+        self._prefixes.slots.append(sequence.seq_id, tokens)
         sequence.num_computed += len(tokens)

@@ -88,7 +88,7 @@ def test_what_fits_once_all_idle_prefixes_are_gone_is_admitted(first: int) -> No
         outcomes = []
         for is_emptied in (False, True):
             engine, prefixes, prompt = build(seed)
-            while is_emptied and prefixes.cells.evict_one():
+            while is_emptied and prefixes.slots.evict_one():
                 pass
             sequence = engine.add(spec_of("new", prompt, 1))
             engine.admit()

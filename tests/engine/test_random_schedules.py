@@ -36,7 +36,7 @@ def cancel(engine: Engine, rng: random.Random, expected: dict[str, Expected], ou
     sequence = engine.cancel(victim, num_output)
     if sequence is None:
         return
-    slots = engine.prefixes.cells
+    slots = engine.prefixes.slots
     if num_output is not None and sequence.seq_id is not None and slots.is_idle(sequence.seq_id):
         assert slots.length(sequence.seq_id) <= sequence.num_prompt + num_output
     del expected[victim]

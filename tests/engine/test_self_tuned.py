@@ -100,16 +100,16 @@ def restoring() -> Walk:
         assert restoring is not None
         while not prefixes.restorer.advance(restoring, 1.0):
             pass
-        num_restored = start = prefixes.cells.length(restoring.seq_id)
+        num_restored = start = prefixes.slots.length(restoring.seq_id)
         while start < len(prompt):
-            assert prefixes.cells.reserve(32)
+            assert prefixes.slots.reserve(32)
             runner.decode([Slice(restoring.seq_id, start, prompt[start : start + 32], 0)])
-            prefixes.cells.append(restoring.seq_id, prompt[start : start + 32])
+            prefixes.slots.append(restoring.seq_id, prompt[start : start + 32])
             start += 32
         prefixes.release(restoring.seq_id, restoring, keep=True, priority=CachePriority())
         while not prefixes.saver.is_done:
             prefixes.saver.run_when_idle()
-        while prefixes.cells.evict_one():
+        while prefixes.slots.evict_one():
             pass
         return num_restored > 0
 

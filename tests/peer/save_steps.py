@@ -48,7 +48,7 @@ def step_ms(num_tokens: int, chunk: int) -> list[float]:
     claimed, times = prefixes.claim(tokens, prefixes.match("", tokens, num_tokens)), []
     assert claimed is not None
     for start in range(0, num_tokens, chunk):
-        prefixes.cells.append(claimed.seq_id, tokens[start : start + chunk])
+        prefixes.slots.append(claimed.seq_id, tokens[start : start + chunk])
         started_s = time.perf_counter()
         prefixes.save(claimed.seq_id, start, CachePriority())
         while prefixes.saver.has_work:

@@ -137,11 +137,11 @@ class PrefixStore:
         """The measured costs of the runner's steps."""
         self.blocks = blocks or empty_table()
         """The blocks, in memory and on disk."""
-        self.cells = Slots(runner, self.blocks.tree, self._save_evicted)
+        self.slots = Slots(runner, self.blocks.tree, self._save_evicted)
         """The sequences in the runner's cells."""
-        self.saver = Saver(runner, self.cells, self.blocks, self.costs, clock)
+        self.saver = Saver(runner, self.slots, self.blocks, self.costs, clock)
         """Saves idle prefixes in blocks. The engine says when there is time."""
-        self.restorer = Restorer(runner, self.cells, self.blocks, clock)
+        self.restorer = Restorer(runner, self.slots, self.blocks, clock)
         """Restores the blocks of a sequence that was claimed."""
         self.media = MediaCache(self.blocks)
         """Keeps the embeddings of images and sounds."""
@@ -165,14 +165,14 @@ class PrefixStore:
     ) -> CachedPrefix:
         root = self.blocks.root(partition)
         walk = self.blocks.walk(root, tokens[:max_length])
-        cell_prefix = self.cells.match(walk, max_length, only_live=only_live)
+        cell_prefix = self.slots.match(walk, max_length, only_live=only_live)
         references = self.blocks.find(walk)
         if self._should_restore_into_lower_cells(cell_prefix, references):
             return CachedPrefix(root, CellPrefix(), references, references)
         if not references or references[-1].end < cell_prefix.length + MIN_PART:
             return CachedPrefix(root, cell_prefix, [], references)
         beyond = [reference for reference in references if reference.end > cell_prefix.length]
-        before = self.cells.match(walk, beyond[0].start, only_live=only_live)
+        before = self.slots.match(walk, beyond[0].start, only_live=only_live)
         if before.length != beyond[0].start:
             before, beyond = CellPrefix(), references
         computed_s = self._computed_s(references, cell_prefix)
@@ -212,7 +212,7 @@ class PrefixStore:
         `tokens`: the whole prompt. Call this method right after `match`. Then call
         `restorer.advance` until it returns True.
         """
-        seq_id = self.cells.claim(found.root, found.cell_prefix)
+        seq_id = self.slots.claim(found.root, found.cell_prefix)
         if seq_id is None:
             return None
         self.saver.begin(seq_id, found.known)
@@ -220,7 +220,7 @@ class PrefixStore:
             self._restore_retrials.reset()
         elif found.known and found.known[-1].end >= found.end + MIN_PART:
             self._restore_retrials.record(self._computed_s(found.known, found.cell_prefix))
-        references = found.to_restore if self.cells.length(seq_id) == found.cell_prefix.length else []
+        references = found.to_restore if self.slots.length(seq_id) == found.cell_prefix.length else []
         self.blocks.use([reference.key for reference in references])
         restoring = Restoring(seq_id, tokens, deque(references))
         self.restorer.begin(restoring)
@@ -235,14 +235,14 @@ class PrefixStore:
         """
         wanted = earlier[: run.old + run.length]
         walk = self.blocks.walk(self.blocks.root(partition), wanted)
-        source = self.cells.match(walk, len(wanted)).seq_id
-        if source is not None and self.cells.is_idle(source):
+        source = self.slots.match(walk, len(wanted)).seq_id
+        if source is not None and self.slots.is_idle(source):
             self.saver.save_idle(source)
             walk = self.blocks.walk(self.blocks.root(partition), wanted)
         references = [each.shifted(run) for each in self.blocks.find(walk) if each.end > run.old]
         if not references:
             return None
-        self.cells.set_apart(seq_id, self.blocks.root(partition + _APART))
+        self.slots.set_apart(seq_id, self.blocks.root(partition + _APART))
         self.saver.forget_live(seq_id)
         self.blocks.use([reference.key for reference in references])
         restoring = Restoring(seq_id, tokens, deque(references))
@@ -257,7 +257,7 @@ class PrefixStore:
         not full is saved too. If this is False and no full block ends after `since`, do nothing. `Saver.save_live`
         describes what is read out of each kind of memory.
         """
-        now = self.cells.length(seq_id)
+        now = self.slots.length(seq_id)
         if is_boundary or priority.has_block_end(since, now, self.blocks.block_tokens):
             self.saver.save_live(seq_id, priority, is_boundary=is_boundary)
 
@@ -277,8 +277,8 @@ class PrefixStore:
         if restoring is not None:
             self.restorer.stop(restoring)
         # The runner may hold tokens that are not recorded: drafts after an end token, or tokens of an interrupted step.
-        self.cells.rewind(seq_id)
-        self.cells.release(seq_id, keep=keep, is_open=is_open)
+        self.slots.rewind(seq_id)
+        self.slots.release(seq_id, keep=keep, is_open=is_open)
         self.saver.end(seq_id, priority)
 
     # All prefixes.
@@ -331,4 +331,4 @@ class PrefixStore:
             return False
         if not all(reference.is_in_memory for reference in references):
             return False
-        return self.cells.gap_below(cell_prefix.seq_id, cell_prefix.length) > max(_MAX_GAP, cell_prefix.length)
+        return self.slots.gap_below(cell_prefix.seq_id, cell_prefix.length) > max(_MAX_GAP, cell_prefix.length)

@@ -80,7 +80,7 @@ class Restorer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
-        self._cells = slots
+        self._slots = slots
         self._blocks = blocks
         self._clock = clock
         self._reads = _Reads(blocks)
@@ -172,7 +172,7 @@ class Restorer:
         wanted = block.tokens[reference.skip : reference.num_tokens]
         if wanted != restoring.tokens[begin:end] or length != reference.length:
             return False  # the key was not made from these tokens: the block is forged
-        if not self._cells.reserve(length):
+        if not self._slots.reserve(length):
             return False
         started_s = self._clock()
         try:
@@ -183,12 +183,12 @@ class Restorer:
             positions = range(begin - reference.shift, reference.end)
             if not self._runner.restore_shifted(seq_id, payload, reference.start + length, positions, reference.shift):
                 return False
-            self._cells.append(seq_id, wanted)
+            self._slots.append(seq_id, wanted)
             return True
         if not self._runner.restore(seq_id, payload, reference.start + length):
             return False
-        self._cells.append(seq_id, block.tokens)
-        num_there = self._cells.cut(seq_id, reference.end) if reference.num_tokens < length else reference.end
+        self._slots.append(seq_id, block.tokens)
+        num_there = self._slots.cut(seq_id, reference.end) if reference.num_tokens < length else reference.end
         self._rate.observe(block.num_bytes, self._clock() - started_s)
         name = "disk" if reference.key in restoring.read else "host"
         restoring.num_restored[name] = restoring.num_restored.get(name, 0) + reference.num_tokens

@@ -95,7 +95,7 @@ class Saver:
         costs: CostModel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cells = slots
+        self._slots = slots
         self._blocks = blocks
         self._costs = costs
         self._runner = runner
@@ -140,7 +140,7 @@ class Saver:
     def end(self, seq_id: int, priority: CachePriority) -> None:
         """Note that a sequence was just released. If it is idle now, read its prefix out later if blocks are kept."""
         self._growing.pop(seq_id, None)
-        if not self._cells.is_idle(seq_id):
+        if not self._slots.is_idle(seq_id):
             self._chains.pop(seq_id, None)
         elif self._blocks.is_enabled:
             self._unsaved[seq_id] = priority
@@ -233,7 +233,7 @@ class Saver:
 
     def _idle_cells_s(self, num_tokens: int, idle: Iterable[int]) -> float:
         """Return the expected seconds that idle prefixes add to the computation of tokens; 0 if never measured."""
-        num_idle = sum(map(self._cells.num_unshared, idle))
+        num_idle = sum(map(self._slots.num_unshared, idle))
         return self._costs.idle_cells_s(num_tokens, num_idle) if num_idle else 0.0
 
     def save_one(self) -> None:
@@ -327,8 +327,8 @@ class Saver:
 
     def forget_partition(self, root: BlockKey | None) -> None:
         """Free the cells of a partition's idle sequences (None: of all partitions) without saving them."""
-        for seq_id in self._cells.idle_ids:
-            if root in (None, self._cells.root(seq_id)):
+        for seq_id in self._slots.idle_ids:
+            if root in (None, self._slots.root(seq_id)):
                 self._drop(seq_id)
 
     def save_evicted(self, seq_id: int) -> None:
@@ -348,12 +348,12 @@ class Saver:
 
     def _unread_bytes(self, seq_id: int) -> float:
         """Return the estimated bytes of an idle sequence that are not in blocks."""
-        return self._state_bytes + self._cell_bytes * (self._cells.length(seq_id) - self._chain_end(seq_id))
+        return self._state_bytes + self._cell_bytes * (self._slots.length(seq_id) - self._chain_end(seq_id))
 
     def _chain_end(self, seq_id: int) -> int:
         """Return how many of a sequence's tokens were in blocks when it was last checked."""
         chain = self._chains.get(seq_id)
-        return 0 if chain is None else min(chain.end, self._cells.length(seq_id))
+        return 0 if chain is None else min(chain.end, self._slots.length(seq_id))
 
     def _save_all(self, seq_id: int, priority: CachePriority) -> _Saved:
         while (outcome := self._save_next(seq_id, priority, allow_partial=True)) is _Saved.MORE:
@@ -362,7 +362,7 @@ class Saver:
 
     def _drop(self, seq_id: int) -> None:
         self._forget(seq_id)
-        self._cells.drop(seq_id)
+        self._slots.drop(seq_id)
 
     def _forget(self, seq_id: int) -> None:
         self._chains.pop(seq_id, None)
@@ -383,11 +383,11 @@ class Saver:
             return _Saved.UNSAVABLE
         if self._blocks.needs_writes:
             return _Saved.LATER
-        own = self._cells.tokens(seq_id, chain.end, end)
+        own = self._slots.tokens(seq_id, chain.end, end)
         started_s = self._clock()
         try:
             payload = self._runner.save(seq_id, chain.end, end)
-            block = self._blocks.make(self._cells.root(seq_id), chain.key, chain.end, own, payload)
+            block = self._blocks.make(self._slots.root(seq_id), chain.key, chain.end, own, payload)
         except (InternalError, MemoryError):
             return _Saved.UNSAVABLE  # answers do not need the block
         self._state_bytes = self._runner.state_bytes(seq_id)
@@ -408,7 +408,7 @@ class Saver:
 
         Only blocks added since the last call are looked up, so a long context costs no more than a short one.
         """
-        chain, length = self._chains.setdefault(seq_id, Chain()), self._cells.length(seq_id)
+        chain, length = self._chains.setdefault(seq_id, Chain()), self._slots.length(seq_id)
         while chain.key is not None and not self._blocks.is_held(chain.key):
             chain.pop()
         while length - chain.end >= MIN_PART:
@@ -419,24 +419,24 @@ class Saver:
         return chain
 
     def _continuation(self, seq_id: int, chain: Chain, length: int, priority: CachePriority) -> NextBlocks:
-        size, root = self._blocks.block_tokens, self._cells.root(seq_id)
+        size, root = self._blocks.block_tokens, self._slots.root(seq_id)
         end, usual_end = chain.end + size, priority.instructions_end(size)
         full_end = self._full_end(seq_id, chain.end, priority)
         if full_end not in (end, usual_end):
             end = usual_end = full_end
-        own = self._cells.tokens(seq_id, chain.end, min(length, end))
+        own = self._slots.tokens(seq_id, chain.end, min(length, end))
         return self._blocks.continuation(root, chain.key, chain.end, own, usual_end)
 
     def _full_end(self, seq_id: int, start: int, priority: CachePriority) -> int:
         """Return where the full block from `start` on ends: before or behind an image whose cells are one."""
-        end, length = priority.block_end(start, self._blocks.block_tokens), self._cells.length(seq_id)
-        if end >= length or not is_within_one(self._cells.tokens(seq_id, end, end + 1)[0]):
+        end, length = priority.block_end(start, self._blocks.block_tokens), self._slots.length(seq_id)
+        if end >= length or not is_within_one(self._slots.tokens(seq_id, end, end + 1)[0]):
             return end
-        return start + end_beside_one(self._cells.tokens(seq_id, start), end - start, MIN_PART)
+        return start + end_beside_one(self._slots.tokens(seq_id, start), end - start, MIN_PART)
 
     def _next_end(self, seq_id: int, chain: Chain, priority: CachePriority, *, allow_partial: bool) -> int | None:
         """Return where a sequence's next block ends; None if it is still too short, or if all tokens are in blocks."""
-        length = self._cells.length(seq_id)
+        length = self._slots.length(seq_id)
         if self._has_state:
             return length if length >= MIN_PART and chain.end < length else None
         full_end = self._full_end(seq_id, chain.end, priority)
@@ -469,7 +469,7 @@ class Saver:
         """
         if priority.importance is Importance.VOLATILE:
             return
-        length = self._cells.length(seq_id)
+        length = self._slots.length(seq_id)
         for end, key in chain.until(length):
             self._blocks.raise_importance((key,), priority.at(end))
         if not self._has_state and length - chain.end >= MIN_PART:
@@ -484,8 +484,8 @@ class Saver:
         the new block's cells take more bytes than its state. Each block of a chain has a state, and a restore reads
         them all, so a chain of short blocks would be slow.
         """
-        length = self._cells.length(seq_id)
-        references = self._blocks.find(self._blocks.walk(self._cells.root(seq_id), self._cells.tokens(seq_id)))
+        length = self._slots.length(seq_id)
+        references = self._blocks.find(self._blocks.walk(self._slots.root(seq_id), self._slots.tokens(seq_id)))
         if not references or references[-1].end < length:
             while references and (length - references[-1].end) * self._cell_bytes <= self._state_bytes:
                 references.pop()

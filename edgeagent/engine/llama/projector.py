@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from edgeagent.engine.llama.bindings import ERROR_LEVEL, has_tensor, lib
-from edgeagent.engine.llama.decoding import Pixels, is_webp, orientation, turned, webp_pixels, without_claims
 from edgeagent.engine.llama.fingerprint import adapter_id
+from edgeagent.engine.llama.media_formats import Pixels, is_webp, orientation, turned, webp_pixels, without_claims
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.runner import Positions, Rows
 from edgeagent.errors import InternalError, InvalidRequest, ModelDamaged, NotSupported

@@ -112,7 +112,7 @@ class DraftModel:
 
         All are 0 if nothing was measured. `depth`: how many tokens each sequence has.
         """
-        used = StepShape(0, self.prefixes.cells.num_cells_used, 0.0)
+        used = StepShape(0, self.prefixes.slots.num_cells_used, 0.0)
         steps_s = self.costs.predict_added(used, range(1, num_sequences + 1), depth)
         if steps_s is None:
             return [0.0] * (num_sequences + 1)
@@ -174,7 +174,7 @@ class DraftModel:
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
                 draft.unrecorded.clear()
-                self.prefixes.cells.rewind(draft.seq_id)
+                self.prefixes.slots.rewind(draft.seq_id)
             return {}
         except InternalError:
             # Answers do not need drafts, so ignore the error. After a failed decode the state of the memory is unknown.
@@ -183,7 +183,7 @@ class DraftModel:
                     self.prefixes.restorer.stop(draft.restoring)
                     draft.restoring = None
                 draft.unrecorded.clear()
-                self.prefixes.cells.reset(draft.seq_id)
+                self.prefixes.slots.reset(draft.seq_id)
             return {}
 
     @property
@@ -218,7 +218,7 @@ class DraftModel:
         return draft
 
     def _num_recorded(self, draft: _Draft) -> int:
-        return self.prefixes.cells.length(draft.seq_id)
+        return self.prefixes.slots.length(draft.seq_id)
 
     def _is_restored(self, draft: _Draft) -> bool:
         """Restore blocks for about 10 ms, without waiting for the disk. Return whether the restore is complete."""
@@ -238,10 +238,10 @@ class DraftModel:
             return None
         accepted = draft.num_accepted(draft.read(sequence), self._num_recorded(draft))
         # The cells of drafted tokens were not recorded, so another sequence may have reserved them since.
-        if accepted and self.prefixes.cells.reserve(accepted):
-            self.prefixes.cells.append(draft.seq_id, draft.unrecorded[:accepted])
+        if accepted and self.prefixes.slots.reserve(accepted):
+            self.prefixes.slots.append(draft.seq_id, draft.unrecorded[:accepted])
         draft.unrecorded.clear()
-        length = self.prefixes.cells.rewind(draft.seq_id)
+        length = self.prefixes.slots.rewind(draft.seq_id)
         if sequence.keeps_prefix:
             self.prefixes.save(draft.seq_id, draft.num_marked, sequence.cache_priority)
         draft.num_marked = length
@@ -252,7 +252,7 @@ class DraftModel:
     ) -> dict[str, tuple[int, ...]]:
         started_s = self._clock()
         depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
-        used = StepShape(0, self.prefixes.cells.num_cells_used, 0.0)
+        used = StepShape(0, self.prefixes.slots.num_cells_used, 0.0)
         room = self.costs.max_tokens_within(MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
         room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(counts))
         slices, drafts_with_missing, wanted = [], [], {}
@@ -276,13 +276,13 @@ class DraftModel:
             drafts_with_missing.append((draft, missing))
             room -= len(missing)
         num_new = sum(len(part.tokens) for part in slices) + sum(wanted.values()) - len(wanted)
-        if not slices or not self.prefixes.cells.reserve(num_new):
+        if not slices or not self.prefixes.slots.reserve(num_new):
             for draft, _ in drafts_with_missing:
                 draft.unrecorded.clear()
             return {}
         self._decode(slices)
         for draft, missing in drafts_with_missing:
-            self.prefixes.cells.append(draft.seq_id, missing)
+            self.prefixes.slots.append(draft.seq_id, missing)
         if len(wanted) == len(slices) and max(len(missing) for _, missing in drafts_with_missing) <= _FEW:
             step_s = self.costs.predict(used.plus(len(wanted), depth)) or 0.0
             self.start_s += _WEIGHT * (max(0.0, self._clock() - started_s - step_s) - self.start_s)
@@ -322,7 +322,7 @@ class DraftModel:
     def _decode(self, slices: Items[Slice]) -> None:
         started_s = self._clock()
         self._runner.decode(slices)
-        shape = StepShape(0, self.prefixes.cells.num_cells_used, 0.0)
+        shape = StepShape(0, self.prefixes.slots.num_cells_used, 0.0)
         for part in slices:
             shape = shape.plus(len(part.tokens), part.start)
         self.costs.record(shape, self._clock() - started_s)

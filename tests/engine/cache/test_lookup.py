@@ -145,9 +145,9 @@ def test_a_sequence_is_saved_behind_a_block_that_went_and_came_back() -> None:
     prefixes = PrefixStore(runner, blocks)
     first = offered_below(blocks, below, None, TOKENS[:32])
     claimed = prefixes.claim(TOKENS, CachedPrefix(ROOT, CellPrefix(), [], find(blocks, TOKENS)))
-    assert claimed is not None and prefixes.cells.reserve(64)
+    assert claimed is not None and prefixes.slots.reserve(64)
     runner.decode([Slice(claimed.seq_id, 0, list(TOKENS[:64]), 0)])
-    prefixes.cells.append(claimed.seq_id, TOKENS[:64])
+    prefixes.slots.append(claimed.seq_id, TOKENS[:64])
     del below.blocks[first.key]
     assert find(blocks, TOKENS[:20]) == []  # the tree forgets the block too
     below.blocks[first.key] = first

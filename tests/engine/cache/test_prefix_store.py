@@ -40,10 +40,10 @@ class Cached:
     def compute(self, tokens: array[int]) -> int:
         """Put a live sequence into the cells."""
         restoring = self.prefixes.claim(tokens, CachedPrefix(self.blocks.root(""), CellPrefix(), [], []))
-        assert restoring is not None and self.prefixes.cells.reserve(len(tokens))
+        assert restoring is not None and self.prefixes.slots.reserve(len(tokens))
         seq_id = restoring.seq_id
         self.runner.decode([Slice(seq_id, 0, tokens, 0)])
-        self.prefixes.cells.append(seq_id, tokens)
+        self.prefixes.slots.append(seq_id, tokens)
         check_integrity(self.prefixes)
         return seq_id
 
@@ -67,7 +67,7 @@ def test_one_walk_tells_what_cells_and_blocks_have(monkeypatch: pytest.MonkeyPat
     assert found.end == 96
     assert num_walks == 1
     restoring = cached.prefixes.claim(PROMPT, found)
-    assert restoring is not None and cached.prefixes.cells.length(restoring.seq_id) == 32
+    assert restoring is not None and cached.prefixes.slots.length(restoring.seq_id) == 32
     assert num_walks == 1, "to claim is not to look again"
 
 
@@ -123,5 +123,5 @@ def test_without_memory_a_prefix_is_neither_saved_nor_restored() -> None:
     assert restoring is not None
     while not cached.prefixes.restorer.advance(restoring, 1.0):
         pass
-    assert cached.prefixes.cells.length(restoring.seq_id) == 0
+    assert cached.prefixes.slots.length(restoring.seq_id) == 0
     check_integrity(cached.prefixes)

@@ -199,7 +199,7 @@ def beside_a_refused_prefix(machine: Machine, reason: str) -> tuple[Served, int]
     served.finish()
     run(served.engine)
     assert not served.prefixes.saver.has_unsaved
-    num_cells = served.prefixes.cells.num_cells_used
+    num_cells = served.prefixes.slots.num_cells_used
     assert num_cells >= 1400
     served.begin("1", prompt_of(40, 1), 1500)
     served.finish()
@@ -210,7 +210,7 @@ def beside_a_refused_prefix(machine: Machine, reason: str) -> tuple[Served, int]
 @pytest.mark.parametrize("reason", ["pinned", "memory"])
 def test_what_cannot_be_saved_stays_while_there_are_cells(reason: str) -> None:
     served, num_cells = beside_a_refused_prefix(Machine(foreign_s=2e-6, own_s=2e-6), reason)
-    assert served.prefixes.cells.num_cells_used > num_cells
+    assert served.prefixes.slots.num_cells_used > num_cells
     assert served.prefixes.match("", prompt_of(1400, 0), 1399).cell_prefix.length == 1399
 
 

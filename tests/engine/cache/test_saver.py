@@ -159,15 +159,15 @@ def test_idle_prefixes_leave_the_cells_if_they_slow_others(cell_s: float) -> Non
     engine = Engine(runner, max_running=2, prefixes=PrefixStore(runner, blocks, costs, clock), clock=clock)
     engine.add(SequenceSpec("ends", [5, *range(1, 49)] * 4, greedy(), max_tokens=1))
     engine.add(SequenceSpec("goes on", [3, *range(1, 40)], greedy(), max_tokens=400))
-    most_idle, cells = 0, engine.prefixes.cells
+    most_idle, slots = 0, engine.prefixes.slots
 
     def num_idle_cells() -> int:
-        return sum(map(cells.num_unshared, cells.idle_ids))
+        return sum(map(slots.num_unshared, slots.idle_ids))
 
     while engine.num_live == 2:
         engine.step()
     for _ in range(100):
-        runner.num_used = cells.num_cells_used
+        runner.num_used = slots.num_cells_used
         engine.step()
         check_integrity(engine)
         most_idle = max(most_idle, num_idle_cells())

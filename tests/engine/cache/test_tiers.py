@@ -96,17 +96,17 @@ def test_an_idle_prefix_leaves_the_cells_when_another_computes() -> None:
     runner = FakeRunner(num_cells=2048, max_batch=64)
     engine = make_engine(runner)
     ask(engine, "a", prompt_of(600))
-    assert len(engine.prefixes.cells.idle_ids) == 1
+    assert len(engine.prefixes.slots.idle_ids) == 1
     engine.add(SequenceSpec("b", prompt_of(10, 5), greedy(), max_tokens=3))
     engine.step()
-    assert (len(engine.prefixes.cells.idle_ids), engine.status().num_cells_used) == (0, 10)
+    assert (len(engine.prefixes.slots.idle_ids), engine.status().num_cells_used) == (0, 10)
     run(engine)
     assert ask(engine, "c", prompt_of(600)).num_cached == 599
 
 
 def span_of(engine: Engine) -> int:
     """Return how many cells a step attends to: all up to the highest used one."""
-    used = np.flatnonzero(engine.prefixes.cells._cells._num_holders)
+    used = np.flatnonzero(engine.prefixes.slots._cells._num_holders)
     return int(used[-1]) + 1 if len(used) else 0
 
 
@@ -181,8 +181,8 @@ def test_beside_a_live_stream_idle_prefixes_are_read_out_little_by_little() -> N
     while engine.status().num_running + engine.status().num_waiting > 1:
         engine.step()
     num_steps = engine.status().num_steps
-    assert len(engine.prefixes.cells.idle_ids) == 1
-    while engine.prefixes.cells.idle_ids:
+    assert len(engine.prefixes.slots.idle_ids) == 1
+    while engine.prefixes.slots.idle_ids:
         engine.step()
         check_integrity(engine)
     assert engine.status().num_steps - num_steps >= 50, "two blocks, 25 steps apart"

@@ -97,7 +97,7 @@ def test_what_must_not_be_kept_is_not_computed(options: dict[str, Any]) -> None:
     run(engine)
     assert runner.num_tokens_computed == num_computed < len(PROMPT) - 1
     assert engine.proposals.drafters.model is not None
-    assert engine.proposals.drafters.model.prefixes.cells.num_cells_used == 0
+    assert engine.proposals.drafters.model.prefixes.slots.num_cells_used == 0
     engine.close()
 
 

@@ -19,10 +19,10 @@ from edgeagent.errors import EdgeAgentError, NotSupported
 from edgeagent.process_settings import give_back_freed_memory
 from edgeagent.types import TIER_RANKS, Embed, Embedding, PurgeCache, QueryAnswer, Rerank, WorkerStatus
 from edgeagent.worker.child.frame_writer import Frames, Outlet, wait_until_written
-from edgeagent.worker.child.generator.answers import Answers, News, RunningRequest
 from edgeagent.worker.child.generator.host import Host
 from edgeagent.worker.child.generator.media import BeginRead, Reading
 from edgeagent.worker.child.generator.prepared_request import PreparedRequest
+from edgeagent.worker.child.generator.step_frames import News, RunningRequest, StepFrames
 from edgeagent.worker.child.job_loop import JobLoop, TextJob, TextJobs
 from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Stop, Submit, failed_message
 
@@ -200,7 +200,7 @@ class GeneratorLoop(JobLoop):
         self._engine = host.engine
         self.to_prepare = PrepareQueue()
         self._requests: dict[str, RunningRequest] = {}
-        self._answers = Answers(host.model, lambda *ended: self.commands.put(partial(self._end_text, *ended)))
+        self._step_frames = StepFrames(host.model, lambda *ended: self.commands.put(partial(self._end_text, *ended)))
 
     def submit(self, message: Submit) -> None:
         """Queue a request for the main thread and for the preparer; any thread may call it."""
@@ -318,7 +318,7 @@ class GeneratorLoop(JobLoop):
         request = self._requests.pop(request_id, None)
         if request is not None:
             sequence = self._engine.cancel(request_id)
-            self._frames.put(partial(self._answers.cancelled_frames, request, sequence, time.monotonic()))
+            self._frames.put(partial(self._step_frames.of_cancelled, request, sequence, time.monotonic()))
 
     def _deliver(self, outputs: list[Output]) -> None:
         """Hand a step's outputs to the writer's thread. Until its first token, a request's events are awaited.
@@ -343,7 +343,7 @@ class GeneratorLoop(JobLoop):
                 progress = min(sequence.num_computed, sequence.num_prompt)
             news.append(News(request, output, progress))
         if news:
-            self._frames.put(partial(self._answers.step_frames, news, time.monotonic()))
+            self._frames.put(partial(self._step_frames.of_step, news, time.monotonic()))
             if is_awaited and self._host.runner.is_blocking:
                 wait_until_written(self._frames, _FIRST_TOKEN_S)
 
@@ -357,11 +357,11 @@ class GeneratorLoop(JobLoop):
         return structs.replace(
             status,
             num_steps=status.num_steps + self._jobs.num_chunks + self._host.num_encoder_steps,
-            num_prompt_tokens_total=self._answers.num_prompt_tokens,
-            num_cached_tokens_total=self._answers.num_cached_tokens,
-            num_tokens_from_memory_total=self._answers.num_restored["host"],
-            num_tokens_from_disk_total=self._answers.num_restored["disk"],
-            num_output_tokens_total=self._answers.num_output_tokens,
+            num_prompt_tokens_total=self._step_frames.num_prompt_tokens,
+            num_cached_tokens_total=self._step_frames.num_cached_tokens,
+            num_tokens_from_memory_total=self._step_frames.num_restored["host"],
+            num_tokens_from_disk_total=self._step_frames.num_restored["disk"],
+            num_output_tokens_total=self._step_frames.num_output_tokens,
             num_threads=self._host.num_threads,
             max_threads=self._host.max_threads,
             num_decodes=self._host.runner.num_decodes,

@@ -98,7 +98,7 @@ BeginRead = Callable[[OnRead, Callable[[], bool]], None]
 _Key = tuple[str, bytes]  # of a client's medium: the partition and the digest
 
 
-class Encoder(threading.Thread):
+class MediaEncoder(threading.Thread):
     """Decodes and encodes media beside the engine's steps, one after the other.
 
     The steps of streams leave it time (see engine.side_prefill). Within a step it has a smaller share of the cores;
@@ -281,7 +281,7 @@ class MediaReader:
         `is_kept`: whether the embeddings with these tokens are in the cache of a partition.
         """
         self.projector = projector
-        self.encoder = Encoder(projector)
+        self.encoder = MediaEncoder(projector)
         self._name = name
         self._max_whole = max_whole
         self._is_kept = is_kept

@@ -11,7 +11,14 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from edgeagent.engine.llama.decoding import flac_samples, is_webp, jpeg_parts, lies_on_its_side, mp3_sound, wav_data
+from edgeagent.engine.llama.media_formats import (
+    flac_samples,
+    is_webp,
+    jpeg_parts,
+    lies_on_its_side,
+    mp3_sound,
+    wav_data,
+)
 from edgeagent.errors import InvalidRequest
 from edgeagent.types import Media
 

@@ -28,7 +28,7 @@ from edgeagent.types import (
     TokenLogprob,
     TokenPrompt,
 )
-from edgeagent.worker.child.generator import answers, loop
+from edgeagent.worker.child.generator import loop, step_frames
 from edgeagent.worker.protocol import (
     MAX_FRAME_FROM_WORKER_BYTES,
     Ask,
@@ -152,7 +152,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("end", ["length", "cancel"])
     def test_the_steps_of_a_whole_answer_wait_for_its_end(self, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(answers, "_HOLD_S", float("inf"))
+        monkeypatch.setattr(step_frames, "_HOLD_S", float("inf"))
         bench = Bench()
         bench.give(max_tokens=6, is_whole=True)
         while not bench.items.get("a") or not bench.tokens():
@@ -170,7 +170,7 @@ class TestAnswers:
         assert (len(tokens) == 6) == (end == "length")
 
     def test_a_whole_answer_does_not_delay_a_stream(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(answers, "_HOLD_S", float("inf"))
+        monkeypatch.setattr(step_frames, "_HOLD_S", float("inf"))
         plain, beside = Bench(), Bench()
         for bench, fields in ((plain, {}), (beside, {"is_whole": True})):
             bench.give("a", max_tokens=6)
@@ -182,7 +182,7 @@ class TestAnswers:
                 assert step_tokens(beside, name) == step_tokens(plain, name)
 
     def test_what_waited_long_enough_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(answers, "_HOLD_S", 0.0)
+        monkeypatch.setattr(step_frames, "_HOLD_S", 0.0)
         plain, whole = Bench(), Bench()
         plain.give(max_tokens=6)
         whole.give(max_tokens=6, is_whole=True)
@@ -498,7 +498,7 @@ class TestDeviceThatComputesAlone:
         assert bench.tokens() == answer[:2]
         assert bench.finished().usage.num_output_tokens == bench.loop.status.num_output_tokens_total == 2
         assert bench.host.runner.num_tokens_computed > len(PLAIN) + 1, "another token was being computed"
-        slots = bench.host.engine.prefixes.cells
+        slots = bench.host.engine.prefixes.slots
         assert all(slots.length(seq_id) <= len(PLAIN) + 2 for seq_id in slots.idle_ids)
 
     def test_a_chunk_of_a_text_does_not_count_as_the_time_of_a_step(self) -> None:

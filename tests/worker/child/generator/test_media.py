@@ -220,12 +220,12 @@ class TestWords:
         own = asker(name, block_tokens=32)
         prompts = [question("What is it?", own.media[0]), question("Which is it?", own.media[1], own.media[0])]
         words = [own.ask(prompt) for prompt in prompts]
-        cells = own.host.engine.prefixes.cells
+        slots = own.host.engine.prefixes.slots
         while own.host.engine.has_work:
             own.host.engine.step()
-        while cells.evict_one():
+        while slots.evict_one():
             pass
-        assert cells.num_cells_used == 0
+        assert slots.num_cells_used == 0
         again = [own.begin(prompt) for prompt in prompts]
         assert own.finish(*again) == words
         for sequence in again:

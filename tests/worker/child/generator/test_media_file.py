@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.llama.decoding import (
+from edgeagent.engine.llama.media_formats import (
     Pixels,
     flac_samples,
     mp3_sound,

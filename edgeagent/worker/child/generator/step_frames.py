@@ -73,7 +73,7 @@ class News:
     progress: int | None
 
 
-class Answers:
+class StepFrames:
     """Makes the frames of the answers, and counts their tokens. Only the writer's thread calls it."""
 
     def __init__(self, vocabulary: Vocabulary, on_text_ended: Callable[[RunningRequest, int], None]) -> None:
@@ -89,7 +89,7 @@ class Answers:
         self._held: list[StepResult] = []
         self._released_at_s = 0.0
 
-    def step_frames(self, news: Sequence[News], at_s: float) -> Iterator[FromWorker]:
+    def of_step(self, news: Sequence[News], at_s: float) -> Iterator[FromWorker]:
         """Yield the frames of a step, behind those that waited. If all of its requests may wait, hold them."""
         items, may_wait = [], True
         for each in news:
@@ -105,7 +105,7 @@ class Answers:
                 items.append(item)
                 may_wait &= each.request.may_wait and not each.request.is_over
                 each.request.may_wait |= bool(item.tokens) and each.request.submit.request.is_whole
-        self._held += _step_frames(items, at_s)
+        self._held += _frames_of(items, at_s)
         if not may_wait or at_s - self._released_at_s >= _HOLD_S:
             yield from self._released(at_s)
 
@@ -113,7 +113,7 @@ class Answers:
         held, self._held, self._released_at_s = self._held, [], now_s
         return held
 
-    def cancelled_frames(
+    def of_cancelled(
         self, request: RunningRequest, sequence: EngineSequence | None, at_s: float
     ) -> Iterator[FromWorker]:
         """Yield the frames that end a cancelled request; none if it is over already."""
@@ -128,7 +128,7 @@ class Answers:
             num_delivered += prepared.num_delivered
         deltas.append(self._finished(request, sequence, FinishReason.CANCELLED))
         yield from self._released(at_s)
-        yield from _step_frames([StepItem(request.submit.request.id, tuple(deltas), num_withheld=-num_delivered)], at_s)
+        yield from _frames_of([StepItem(request.submit.request.id, tuple(deltas), num_withheld=-num_delivered)], at_s)
 
     def _item(self, news: News, at_s: float) -> StepItem:
         request, output = news.request, news.output
@@ -266,7 +266,7 @@ def _reason(reason: FinishReason, stream: OutputStream) -> FinishReason:
     return FinishReason.TOOL_CALLS if reason is FinishReason.STOP and stream.has_tool_calls else reason
 
 
-def _step_frames(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
+def _frames_of(items: Sequence[StepItem], at_s: float) -> Iterator[StepResult]:
     """Yield the frames of a step.
 
     First come the parts of long items, one part in each frame. The last frame has the rest of all items. A part ends
