@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.attention import Attention, choose_attention
 from edgeagent.engine.cache.block import Payload
 from edgeagent.engine.costs.cost_model import FLASH_TILE
 from edgeagent.engine.llama.bindings import KV_TYPES, last_error, lib
@@ -26,6 +25,7 @@ from edgeagent.engine.llama.token_rows import TokenRows
 from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCells, Rows, Slice, Stretch
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed, ModelOutOfMemory
+from edgeagent.fit.attention import Attention, choose_attention
 from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
 from edgeagent.types import MemoryKind
 

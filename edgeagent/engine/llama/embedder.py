@@ -116,7 +116,7 @@ class Embedder:
         num_cells = min(max(_MIN_CELLS, 1 << (num_tokens - 1).bit_length()), max(_MIN_CELLS, self.max_tokens))
         if not suits_text(self._model, num_cells, num_tokens):
             num_cells = num_tokens
-        # "auto" is llama.cpp's own choice here, not engine.attention's: with plain attention a token's vector
+        # "auto" is llama.cpp's own choice here, not fit.attention's: with plain attention a token's vector
         # differs between chunks of one token and of many (by 0.006 on a 0.5 B model), so it would depend on the
         # machine's load.
         params = make_params(self._model, self._config, num_cells, self._config.flash_attention)

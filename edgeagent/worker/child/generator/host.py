@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.attention import describe_attention
 from edgeagent.engine.cache.block import MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, choose_block_tokens
 from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.cache.prefix_store import PrefixStore, make_table
@@ -40,6 +39,7 @@ from edgeagent.errors import (
     NotSupported,
     TemplateTooSlow,
 )
+from edgeagent.fit.attention import describe_attention
 from edgeagent.fit.need import CONTEXT_STEP
 from edgeagent.text.grammar.calls import CallBan
 from edgeagent.text.grammar.compiler import GrammarCompiler

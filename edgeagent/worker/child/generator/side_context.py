@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama.bindings import system_description
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.context_params import num_cells_like
 from edgeagent.engine.runner import CUTTABLE, Chunk, ChunkRows, DecodeCancelled, OpenSideContext, OutOfCells, Slice
 from edgeagent.errors import EdgeAgentError
+from edgeagent.fit.attention import Attention
 from edgeagent.fit.need import margin_bytes, num_states
 from edgeagent.types import MemoryKind, replace
 from edgeagent.usable import usable_memory

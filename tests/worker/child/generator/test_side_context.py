@@ -16,12 +16,12 @@ import pytest
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.attention import Attention
 from edgeagent.engine.llama.context import LlamaRunner
 from edgeagent.engine.llama.model import Model
 from edgeagent.engine.llama.token_rows import TokenRows
 from edgeagent.engine.runner import Chunk, ChunkRows, Slice, Stretch
 from edgeagent.errors import ModelLoadFailed
+from edgeagent.fit.attention import Attention
 from edgeagent.types import MemoryKind
 from edgeagent.worker.child.generator.side_context import LlamaSideContext, NodeTimes
 from tests.patience import patient
