@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from edgeagent.engine.runner import Runner
-from edgeagent.engine.scheduler import BatchPart, Scheduler
 from edgeagent.engine.sequence import Sequence
-from edgeagent.engine.speculation.proposals import Proposals
 
 # A turn lasts at least this many times as long as a switch between adapters, and at least one step, but not longer than
 # _MAX_TURN_S. llama.cpp plans its graphs again after a switch. Measured: 0.7 ms for a model of 5 M parameters, 3.5 ms
@@ -62,29 +60,6 @@ class AdapterTurns:
     @property
     def _is_turn_over(self) -> bool:
         return self._num_steps > 0 and self._turn_s >= min(_TIMES_SWITCH * self._switch_s, _MAX_TURN_S)
-
-    def plan(
-        self,
-        running: Items[Sequence],
-        scheduler: Scheduler,
-        proposals: Proposals,
-        num_cells: int,
-        num_others: int = 0,
-        waiting: Items[Sequence] = (),
-    ) -> list[BatchPart]:
-        """Choose the adapter of the next step, and return the batch of its sequences.
-
-        Nothing is drafted for sequences with an adapter. `num_cells`: KV cells in use. `num_others`: how many side
-        contexts compute between the steps. Each of them counts as one more turn. `waiting`: sequences that wait for the
-        end of the step.
-        """
-        chosen = self.take(running)
-        drafts = proposals.propose([] if self.current else chosen, num_cells)
-        if len(chosen) == len(running):
-            return scheduler.plan(chosen, drafts, num_cells, num_turns=1 + num_others, others=waiting)
-        num_turns = num_others + len({sequence.spec.adapter for sequence in running})
-        others = [each for each in running if each.spec.adapter != self.current and each.is_decoding]
-        return scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, others=[*waiting, *others])
 
     def apply(self, runner: Runner) -> bool:
         """Make the runner use the adapter whose turn it is. Return whether it used another one before."""

@@ -76,7 +76,7 @@ class _Batch:
 class Engine:
     """Runs sequences on a runner. `add` and `cancel` change the set of sequences.
 
-    `submit` begins a step, and `finish` ends it. Between the two, a GPU computes. `step` is both.
+    Between `begin_step` and `finish_step`, a GPU computes. `step` is both.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Engine:
         self._num_added = self._num_steps = 0
         self._batch: _Batch | None = None  # submitted and not finished
         self._finished: _Batch | None = None  # the latest finished batch, until `save_step`
-        self._outputs: list[Output] = []  # of the next `finish`
+        self._outputs: list[Output] = []  # of the next `finish_step`
         self._was_media = False  # whether the latest batch had embeddings
         self._advanced: list[tuple[Sequence, int]] = []  # sequences of the latest step, with their length before it
 
@@ -250,10 +250,10 @@ class Engine:
         """End a sequence at once and return it; None if the id is unknown. Its computed tokens may stay cached.
 
         `num_output`: how many of its output tokens belong to the answer; None for all. Later ones are not cached. If a
-        batch is submitted, wait for it. Its other outputs are those of the next `finish`.
+        batch is submitted, wait for it. Its other outputs are those of the next `finish_step`.
         """
         if self._batch is not None:
-            self._outputs = self.finish()
+            self._outputs = self.finish_step()
         sequence = self._waiting.pop(sequence_id, None)
         if sequence is None:
             sequence = self._running.pop(sequence_id, None)
@@ -269,7 +269,7 @@ class Engine:
     def admit(self) -> list[Output]:
         """Start waiting sequences and continue restores. Return an output for each sequence whose restore is over.
 
-        Call it before `submit`, and never between `submit` and `finish`.
+        Call it before `begin_step`, and never between `begin_step` and `finish_step`.
         """
         if self._runner.memory_kind is not MemoryKind.FULL_ATTENTION:
             self._checkpoint()  # the next step would overwrite the states
@@ -356,18 +356,18 @@ class Engine:
         return [output]
 
     def step(self, has_command: Callable[[], bool] = lambda: False) -> list[Output]:
-        """Compute the next batch, and wait for it: `admit`, `submit`, `finish` and `save_step`. Return all outputs."""
+        """Compute the next batch and wait for it. Return all outputs of `admit` and `finish_step`."""
         outputs = self.admit()
-        self.submit(has_command)
-        outputs += self.finish()
+        self.begin_step(has_command)
+        outputs += self.finish_step()
         self.save_step()
         return outputs
 
-    def submit(self, has_command: Callable[[], bool] = lambda: False) -> bool:
+    def begin_step(self, has_command: Callable[[], bool] = lambda: False) -> bool:
         """Plan the next batch and give it to the runner. Return whether it is being computed now.
 
-        A GPU computes it while this thread goes on; on a CPU it is computed when this method returns. Call `finish`
-        next. While a batch is being computed, call only `wait`, `save_step` and `cancel` before it.
+        A GPU computes it while this thread goes on; on a CPU it is computed when this method returns. Call
+        `finish_step` next. While a batch is being computed, call only `wait`, `save_step` and `cancel` before it.
 
         If `has_command` reports a waiting command, a long step is postponed, but never twice in a row.
         """
@@ -405,7 +405,7 @@ class Engine:
         return not self._runner.is_blocking
 
     def wait(self) -> None:
-        """Wait until the submitted batch is computed, if there is one. `finish` draws its tokens.
+        """Wait until the submitted batch is computed, if there is one. `finish_step` draws its tokens.
 
         Call it before work that takes long, which would count as the time of the batch.
         """
@@ -419,7 +419,7 @@ class Engine:
             batch.error = error
         batch.ended_s = self._clock()
 
-    def finish(self) -> list[Output]:
+    def finish_step(self) -> list[Output]:
         """Wait for the submitted batch, draw its tokens, and return the outputs. Return at once if there is none.
 
         An interrupted batch (see Runner.submit) gives no outputs. Its tokens are planned again. The next step cannot be
@@ -464,7 +464,7 @@ class Engine:
         """Learn from the latest step, and copy some prefixes from the cells into blocks.
 
         Send the new tokens first: it takes milliseconds if there is something to copy. If a GPU computes, call it after
-        `submit`.
+        `begin_step`.
         """
         self._checkpoint()
         batch, self._finished = self._finished, None
@@ -475,7 +475,7 @@ class Engine:
         if any(prefixes.saver.has_work for prefixes in self._stores):
             self.wait()
         if self._batch is not None and self._batch.error is not None:
-            return  # after a failed batch, the cells may be incomplete until `finish`
+            return  # after a failed batch, the cells may be incomplete until `finish_step`
         has_streams = any(sequence.num_output for sequence in self._running.values())
         pause_s = self._itl_budget_s * _BUDGET_SHARE_TO_READ_OUT if has_streams else math.inf
         is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
@@ -542,7 +542,7 @@ class Engine:
                     waiting += [sequence for sequence in in_steps if sequence not in running]
                 num_others = int(self._side.shares_time)
                 choosing = self._limit_trees(running)
-                parts = self._turns.plan(running, self._scheduler, self.proposals, num_cells, num_others, waiting)
+                parts = self._plan_turn(running, num_cells, num_others, waiting)
                 if not parts and choosing:
                     self._preempt_last()  # not even one choice fits beside the others
                     continue
@@ -553,6 +553,23 @@ class Engine:
             assert len(self._running) > 1, "one sequence always fits: it is no longer than the number of cells"
             self._preempt_last()
         return []
+
+    def _plan_turn(
+        self, running: Items[Sequence], num_cells: int, num_others: int, waiting: Items[Sequence]
+    ) -> list[BatchPart]:
+        """Plan a batch of the sequences whose adapter has its turn. Nothing is drafted for those with an adapter.
+
+        `num_cells`: KV cells in use. `num_others`: how many side contexts compute between the steps; each counts as one
+        more turn. `waiting`: sequences that wait for the end of the step.
+        """
+        chosen = self._turns.take(running)
+        drafts = self.proposals.propose([] if self._turns.current else chosen, num_cells)
+        num_turns = num_others + 1
+        if len(chosen) < len(running):
+            num_turns = num_others + len({sequence.spec.adapter for sequence in running})
+            others = [each for each in running if each.spec.adapter != self._turns.current and each.is_decoding]
+            waiting = [*waiting, *others]
+        return self._scheduler.plan(chosen, drafts, num_cells, num_turns=num_turns, others=waiting)
 
     def _plan_media(self, media: Items[Sequence], texts: Items[Sequence], num_cells: int) -> list[BatchPart]:
         """Plan a batch of embeddings, if some are there and it is their turn.
@@ -582,14 +599,8 @@ class Engine:
         if not self._was_media:
             return []
         # Streams that are not in this batch wait for it and for their own, so it gets half of their target.
-        parts = self._turns.plan(
-            [*streams, sequence],
-            self._scheduler,
-            self.proposals,
-            num_cells,
-            num_others=int(self._side.may_compute if streams else bool(waiting)),
-            waiting=waiting,
-        )
+        num_others = int(self._side.may_compute if streams else bool(waiting))
+        parts = self._plan_turn([*streams, sequence], num_cells, num_others, waiting)
         num_left = span.end - sequence.num_computed - sequence.num_rows
         if streams:
             return [

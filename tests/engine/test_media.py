@@ -424,5 +424,5 @@ def test_a_command_ends_the_time_of_the_encoder() -> None:
     for _ in range(3):
         engine.step()
     num_decodes, before_s = runner.num_decodes, clock()
-    assert not engine.submit(lambda: True)
+    assert not engine.begin_step(lambda: True)
     assert (runner.num_decodes, clock()) == (num_decodes, before_s)

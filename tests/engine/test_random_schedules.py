@@ -133,11 +133,11 @@ def test_the_law_over_random_schedules(
             engine.purge()
         is_refused = runner.refuse_next
         news = engine.admit()
-        engine.submit()
+        engine.begin_step()
         if expected and rng.random() < 0.03:
             cancel(engine, rng, expected, outputs)
         engine.save_step()
-        for output in news + engine.finish():
+        for output in news + engine.finish_step():
             name = output.sequence.id
             if output.error is not None:
                 # The others were preempted for lack of cells, so this one was alone when it was refused.
@@ -197,15 +197,15 @@ def test_a_worker_that_dies_between_submit_and_finish_loses_nothing(seed: int, k
             engine.add(SequenceSpec(name, prompts[name], greedy(), max_tokens=12, delivered=tokens, media=media))
         for _ in range(rng.randrange(2, 40)):
             engine.admit()
-            engine.submit()
+            engine.begin_step()
             engine.save_step()
-            for output in engine.finish():
+            for output in engine.finish_step():
                 delivered[output.sequence.id] += output.tokens
                 if output.finish_reason:
                     finished[output.sequence.id] = output.finish_reason
             check_integrity(engine)
         engine.admit()
-        engine.submit()
+        engine.begin_step()
     assert {name: (delivered[name], finished[name]) for name in prompts} == {
         name: naive(prompt, 12) for name, prompt in prompts.items()
     }

@@ -163,8 +163,8 @@ def test_the_fit_waits_until_the_tokens_were_sent() -> None:
     num_saved = 0
     while engine.num_live:
         engine.admit()
-        engine.submit()
-        engine.finish()
+        engine.begin_step()
+        engine.finish_step()
         assert costs.num_fits == num_saved
         engine.save_step()
         num_saved += 1
@@ -181,8 +181,8 @@ def test_what_is_read_out_while_a_device_computes_is_not_the_time_of_its_step() 
     engine.add(SequenceSpec("long", [9, 8, 7], sampler, max_tokens=60))
     while engine.num_live:
         engine.admit()
-        engine.submit()
+        engine.begin_step()
         engine.save_step()
-        engine.finish()
+        engine.finish_step()
     assert table.stats().num_blocks > 0, "beside the long answer"
     assert costs.seconds == pytest.approx([1.0] * len(costs.seconds))

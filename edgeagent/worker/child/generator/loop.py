@@ -244,7 +244,7 @@ class GeneratorLoop(JobLoop):
         return min((limit_s for limit_s in limits_s if limit_s is not None), default=None)
 
     def _finish_step(self) -> None:
-        self._deliver(self._engine.finish())
+        self._deliver(self._engine.finish_step())
         self.step_started_at_s = 0.0
 
     def _step(self) -> None:
@@ -255,7 +255,7 @@ class GeneratorLoop(JobLoop):
         if self._engine.has_work:
             self.step_started_at_s = time.monotonic()
             self._deliver(self._engine.admit())
-            if not self._engine.submit(self._has_command):
+            if not self._engine.begin_step(self._has_command):
                 self._finish_step()
         self._engine.save_step()
         if self._jobs.has_work:
