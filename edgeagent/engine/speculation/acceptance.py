@@ -91,14 +91,14 @@ class Ending:
         min_chances: Items[float] = (),
         is_end: Callable[[int], bool] = lambda _: False,
         *,
-        num_planned: int = 0,
+        count: int = 0,
     ) -> None:
-        """`is_end` says whether a token ends the answer. `num_planned`: the planned length of the draft."""
+        """`is_end` says whether a token ends the answer. `count`: how many tokens were to be drafted."""
         self.probabilities: list[float] = []
         """The draft model's probability of each drafted token."""
         self.is_early = False
         """Whether the draft ended before its planned length, since the draft model was unsure."""
-        self._num_planned = num_planned
+        self._count = count
         self._confidence = confidence
         self._min_chances = min_chances
         self._is_end = is_end
@@ -121,7 +121,7 @@ class Ending:
         self.probabilities.append(probability)
         is_end = self._is_end(token)
         if is_end or (number < len(self._min_chances) and self._chance < self._min_chances[number]):
-            self.is_early = not is_end and len(self.probabilities) < self._num_planned
+            self.is_early = not is_end and len(self.probabilities) < self._count
             return False
         return True
 

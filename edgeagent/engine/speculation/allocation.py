@@ -28,7 +28,7 @@ _MIN_CHANCE = 0.02
 MAX_DRAFTED = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Offer:
     """The tokens that may be drafted for one sequence, and the cost of drafting them.
 
@@ -130,7 +130,7 @@ def expected_s(counts: Items[int], offers: Items[Offer], target_steps_s: Items[f
 
 
 def add_asked(
-    wanted: Items[int],
+    asked_counts: Items[int],
     asked: Items[Offer],
     counts: Items[int],
     offers: Items[Offer],
@@ -138,14 +138,14 @@ def add_asked(
     target_steps_s: Items[float],
     budget_s: float,
 ) -> list[int]:
-    """Return how many tokens to draft for clients that asked for `wanted` tokens, beside `counts` for others.
+    """Return how many tokens to draft for clients that asked for `asked_counts`, beside `counts` for others.
 
-    - `asked`, `offers`: the offers behind `wanted` and `counts`.
+    - `asked`, `offers`: the offers behind `asked_counts` and `counts`.
     - `num_others`: how many of the decoding streams have clients that did not ask for drafts. The drafts are shortened
       until each of these streams keeps MIN_STREAM_RATE_SHARE of its rate, and the step takes at most `longest_s`.
       Without such streams they are shortened only if `target_steps_s` has no time for that many tokens.
     """
-    max_s, found = sys.float_info.max, list(wanted)
+    max_s, found = sys.float_info.max, list(asked_counts)
     if num_others:
         tokens = [1.0 + sum(offer.chances[:count]) for offer, count in zip(offers, counts, strict=True)]
         slowest = min(tokens) if len(tokens) == num_others else 1.0

@@ -156,11 +156,11 @@ class DraftModel:
         return True
 
     def draft(
-        self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
+        self, to_draft: Items[tuple[Sequence, int]], endings: Mapping[str, Ending] = MappingProxyType({})
     ) -> dict[str, tuple[int, ...]]:
         """Draft tokens, and return them by sequence id.
 
-        - `counts`: the most tokens to draft for each sequence.
+        - `to_draft`: sequences, with the most tokens to draft for each.
         - `endings`: decides, by sequence id, whether a draft ends earlier.
 
         If the count is 0, or if the draft model lacks many tokens of a sequence, nothing is drafted for the sequence.
@@ -170,7 +170,7 @@ class DraftModel:
         """
         self.prefixes.saver.free_saved_cells()
         try:
-            return self._draft_all(counts, endings)
+            return self._draft_all(to_draft, endings)
         except (DecodeCancelled, OutOfCells):
             for draft in self._drafts.values():
                 draft.unrecorded.clear()
@@ -248,16 +248,16 @@ class DraftModel:
         return draft
 
     def _draft_all(
-        self, counts: Items[tuple[Sequence, int]], endings: Mapping[str, Ending]
+        self, to_draft: Items[tuple[Sequence, int]], endings: Mapping[str, Ending]
     ) -> dict[str, tuple[int, ...]]:
         started_s = self._clock()
-        depth = max((len(sequence.tokens) for sequence, _ in counts), default=0)
+        depth = max((len(sequence.tokens) for sequence, _ in to_draft), default=0)
         used = StepShape(0, self.prefixes.slots.num_cells_used, 0.0)
         room = self.costs.max_tokens_within(MAX_CATCH_UP_S, used, depth, _MIN_CATCH_UP, max_growth=_MAX_CATCH_UP)
-        room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(counts))
-        slices, drafts_with_missing, wanted = [], [], {}
+        room = min(room, _MAX_CATCH_UP, self._runner.max_batch - len(to_draft))
+        slices, drafts_with_missing, counts = [], [], {}
         going_on: list[tuple[str, _Draft]] = []
-        for sequence, count in counts:
+        for sequence, count in to_draft:
             draft = self._commit(sequence)
             if draft is None:
                 continue
@@ -271,11 +271,11 @@ class DraftModel:
                 # Missing tokens are computed in one batch with the last token, which begins the draft.
                 slices.append(Slice(draft.seq_id, length, [*missing, tokens[-1]], 1))
                 draft.unrecorded.append(tokens[-1])
-                wanted[sequence.id] = count
+                counts[sequence.id] = count
                 going_on.append((sequence.id, draft))
             drafts_with_missing.append((draft, missing))
             room -= len(missing)
-        num_new = sum(len(part.tokens) for part in slices) + sum(wanted.values()) - len(wanted)
+        num_new = sum(len(part.tokens) for part in slices) + sum(counts.values()) - len(counts)
         if not slices or not self.prefixes.slots.reserve(num_new):
             for draft, _ in drafts_with_missing:
                 draft.unrecorded.clear()
@@ -283,13 +283,13 @@ class DraftModel:
         self._decode(slices)
         for draft, missing in drafts_with_missing:
             self.prefixes.slots.append(draft.seq_id, missing)
-        if len(wanted) == len(slices) and max(len(missing) for _, missing in drafts_with_missing) <= _FEW:
-            step_s = self.costs.predict(used.plus(len(wanted), depth)) or 0.0
+        if len(counts) == len(slices) and max(len(missing) for _, missing in drafts_with_missing) <= _FEW:
+            step_s = self.costs.predict(used.plus(len(counts), depth)) or 0.0
             self.start_s += _WEIGHT * (max(0.0, self._clock() - started_s - step_s) - self.start_s)
-        return self._draft_on(going_on, wanted, endings)
+        return self._draft_on(going_on, counts, endings)
 
     def _draft_on(
-        self, going_on: list[tuple[str, _Draft]], wanted: Mapping[str, int], endings: Mapping[str, Ending]
+        self, going_on: list[tuple[str, _Draft]], counts: Mapping[str, int], endings: Mapping[str, Ending]
     ) -> dict[str, tuple[int, ...]]:
         """Draft tokens for the sequences that `going_on` names, and return them by sequence id.
 
@@ -306,7 +306,7 @@ class DraftModel:
                 if name in endings and not endings[name].record_and_decide(logits, token):
                     over.add(name)
             going_on = [
-                (name, draft) for name, draft in going_on if name not in over and len(proposals[name]) < wanted[name]
+                (name, draft) for name, draft in going_on if name not in over and len(proposals[name]) < counts[name]
             ]
             self._pick_s += _WEIGHT * ((self._clock() - started_s) / num_rows - self._pick_s)
             slices = []

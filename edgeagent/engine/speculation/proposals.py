@@ -142,9 +142,9 @@ class _DraftingState:
     ending: Ending | None = None  # of the draft model's draft of this step
 
 
-@dataclass(slots=True)
-class _Candidate:
-    """One source's offer for one sequence.
+@dataclass(slots=True, kw_only=True)
+class _SourceOffer(Offer):
+    """What one source offers for one sequence.
 
     `tokens`: the draft, if it comes from the sequence's own text; empty if the draft model must first make it.
     `catch_up_s`: the time that the source needs before it can draft.
@@ -153,7 +153,6 @@ class _Candidate:
     sequence: Sequence
     source: str
     acceptance: Acceptance
-    offer: Offer
     tokens: tuple[int, ...] = ()
     catch_up_s: float = 0.0
 
@@ -172,12 +171,12 @@ class _Times:
 
 @dataclass(slots=True)
 class _Plan:
-    """How many tokens each candidate drafts in a step. There is at most one candidate for each sequence.
+    """How many tokens are drafted in a step, by offer. There is at most one offer for each sequence.
 
     `gain`: the factor by which the drafts are expected to raise the tokens per second; 1 if the step has a trial.
     """
 
-    candidates: list[_Candidate]
+    offers: list[_SourceOffer]
     counts: list[int]
     gain: float = 1.0
 
@@ -251,20 +250,20 @@ class Proposals:
         had_any, self._has_proposed, self.has_drafted = self._has_proposed, False, self._has_computed
         return had_any
 
-    def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int, *, has_ended: bool = False) -> None:
-        """Note how many proposed tokens of a sequence were accepted. Tokens that a grammar forced are not counted.
+    def observe(self, sequence: Sequence, num_drafted: int, num_accepted: int, *, has_ended: bool = False) -> None:
+        """Record how many drafted tokens of a sequence were accepted. Tokens that a grammar forced are not counted.
 
         `has_ended`: the last accepted token ended the answer, so the tokens after it were not verified.
         """
         state = self._states.get(sequence.id)
         if state is None or not state.source:
             return
-        sequence.num_drafted += num_proposed
+        sequence.num_drafted += num_drafted
         sequence.num_accepted += num_accepted
         # A step without drafts would also have shown the end.
         self._num_accepted += num_accepted - has_ended
-        self.tally.add_draft(state.source, num_proposed, num_accepted, has_ended=has_ended)
-        ending, num_verified = state.ending, num_accepted if has_ended else num_proposed
+        self.tally.add_draft(state.source, num_drafted, num_accepted, has_ended=has_ended)
+        ending, num_verified = state.ending, num_accepted if has_ended else num_drafted
         if ending is not None:
             compared = ending.probabilities[:num_accepted] if has_ended else ending.probabilities
             self.experience.confidence(sequence.spec.sampler.kind).observe(compared, num_accepted)
@@ -334,10 +333,10 @@ class Proposals:
             return {}
         started_s = self._clock()
         times = self._look_up(plain, len(free))
-        options = [self._options(sequence, min(rooms[sequence.id], self._max_tokens), times) for sequence in free]
-        plan = self._choose([offers for offers in options if offers], times.target_s, len(rooms))
+        by_sequence = [self._offers(sequence, min(rooms[sequence.id], self._max_tokens), times) for sequence in free]
+        plan = self._choose([offers for offers in by_sequence if offers], times.target_s, len(rooms))
         proposals, to_draft = dict[str, tuple[int, ...]](), list[tuple[Sequence, int]]()
-        for each, count in zip(plan.candidates, plan.counts, strict=True):
+        for each, count in zip(plan.offers, plan.counts, strict=True):
             if not count:
                 self.tally.add_draft(each.source, 0, 0)
                 continue
@@ -348,7 +347,7 @@ class Proposals:
                 to_draft.append((each.sequence, count))
         num_drafting, drafting = len(to_draft), {each.id for each, _ in to_draft}
         # Sequences that draft come first, since a catch-up takes all the room that it gets.
-        behind = {each.sequence.id: each.sequence for offers in options for each in offers if each.catch_up_s}
+        behind = {each.sequence.id: each.sequence for offers in by_sequence for each in offers if each.catch_up_s}
         to_draft += [
             (each, 0) for name, each in behind.items() if self._states[name].is_catching_up and name not in drafting
         ]
@@ -394,7 +393,7 @@ class Proposals:
             self._times[plain.num_tokens, num_draftable] = known
         return known
 
-    def _options(self, sequence: Sequence, max_tokens: int, times: _Times) -> list[_Candidate]:
+    def _offers(self, sequence: Sequence, max_tokens: int, times: _Times) -> list[_SourceOffer]:
         """Return the offers of the sequence's own text and of the draft model, if they have any."""
         found = []
         model, ngrams = self.drafters.model, self.drafters.ngrams
@@ -406,43 +405,52 @@ class Proposals:
                 tokens = tokens[: end + 1]
                 source = next(name for least, name in _NGRAM_SOURCES if length >= least)
                 acceptance = self._acceptance(sequence, source)
-                found.append(_Candidate(sequence, source, acceptance, Offer(acceptance.chances[: len(tokens)]), tokens))
+                chances = acceptance.chances[: len(tokens)]
+                found.append(
+                    _SourceOffer(chances, sequence=sequence, source=source, acceptance=acceptance, tokens=tokens)
+                )
         if model is not None and (self.may_catch_up or model.can_draft_now(sequence)):
             catch_up_s = model.catch_up_s(sequence)
             if catch_up_s < math.inf:
                 state, acceptance = self._states[sequence.id], self._acceptance(sequence, MODEL)
                 state.is_catching_up &= catch_up_s > 0.0
                 state.is_catching_up |= catch_up_s > 0.0 and bool(sequence.spec.draft_tokens)
-                offer = Offer(acceptance.chances[:max_tokens], times.draft_s, model.start_s)
-                found.append(_Candidate(sequence, MODEL, acceptance, offer, catch_up_s=catch_up_s))
+                found.append(
+                    _SourceOffer(
+                        acceptance.chances[:max_tokens],
+                        times.draft_s,
+                        model.start_s,
+                        sequence=sequence,
+                        source=MODEL,
+                        acceptance=acceptance,
+                        catch_up_s=catch_up_s,
+                    )
+                )
         return found
 
-    def _choose(self, options: list[list[_Candidate]], target_s: Items[float], num_sequences: int) -> _Plan:
-        """Return the plan of a step in which each sequence that may have drafts has one of `options`."""
-        planned = [offers for offers in options if not offers[0].sequence.spec.draft_tokens]
-        asked = [offers for offers in options if offers[0].sequence.spec.draft_tokens]
+    def _choose(self, by_sequence: list[list[_SourceOffer]], target_s: Items[float], num_sequences: int) -> _Plan:
+        """Return the plan of a step. `by_sequence`: the offers of each sequence that may have drafts."""
+        planned = [offers for offers in by_sequence if not offers[0].sequence.spec.draft_tokens]
+        asked = [offers for offers in by_sequence if offers[0].sequence.spec.draft_tokens]
         plan = self._best(self._ready(planned), target_s, num_sequences)
         if any(each.catch_up_s for offers in planned for each in offers):
             self._decide_catching_up(plan, planned, target_s, num_sequences)
         if self._num_steps % _PLAIN_EVERY == 0:
-            plan = _Plan(plan.candidates, [0] * len(plan.counts))
+            plan = _Plan(plan.offers, [0] * len(plan.counts))
         else:
             plan = self._with_trial(plan, planned, target_s, num_sequences)
         if asked:
-            best = self._best(self._ready(asked), target_s, num_sequences).candidates
-            wanted = [min(each.sequence.spec.draft_tokens or 0, len(each.offer.chances)) for each in best]
-            num_others = num_sequences - len(asked)
-            offers = [each.offer for each in plan.candidates]
-            added = add_asked(
-                wanted, [each.offer for each in best], plan.counts, offers, num_others, target_s, self._itl_budget_s
-            )
-            plan = replace(plan, candidates=plan.candidates + best, counts=plan.counts + added)
+            best = self._best(self._ready(asked), target_s, num_sequences).offers
+            counts = [min(each.sequence.spec.draft_tokens or 0, len(each.chances)) for each in best]
+            others, num_others = (plan.counts, plan.offers), num_sequences - len(asked)
+            added = add_asked(counts, best, *others, num_others, target_s, self._itl_budget_s)
+            plan = replace(plan, offers=plan.offers + best, counts=plan.counts + added)
         if self.drafters.are_even:
-            least = min(plan.counts, default=0) if len(plan.counts) == len(options) else 0
+            least = min(plan.counts, default=0) if len(plan.counts) == len(by_sequence) else 0
             plan = replace(plan, counts=[least] * len(plan.counts))
         return plan
 
-    def _ready(self, options: list[list[_Candidate]]) -> list[list[_Candidate]]:
+    def _ready(self, by_sequence: list[list[_SourceOffer]]) -> list[list[_SourceOffer]]:
         """Return the offers that can draft in this step. The last chunk of a catch-up is computed with the draft."""
         ready = [
             [
@@ -451,30 +459,30 @@ class Proposals:
                 if not each.catch_up_s
                 or (each.catch_up_s <= MAX_CATCH_UP_S and self._states[each.sequence.id].is_catching_up)
             ]
-            for offers in options
+            for offers in by_sequence
         ]
         return [offers for offers in ready if offers]
 
-    def _best(self, options: list[list[_Candidate]], target_s: Items[float], num_sequences: int) -> _Plan:
+    def _best(self, by_sequence: list[list[_SourceOffer]], target_s: Items[float], num_sequences: int) -> _Plan:
         """Return the best plan with one offer of each sequence: the one that would give most if all had such offers.
 
         Streams share the draft model's steps. The drafts of one stream alone may not pay, but those of all may.
         """
-        best = [max(offers, key=lambda each: best_rate(each.offer, target_s, num_sequences)) for offers in options]
-        counts, gain = allocate([each.offer for each in best], target_s, num_sequences, self._itl_budget_s)
+        best = [max(offers, key=lambda each: best_rate(each, target_s, num_sequences)) for offers in by_sequence]
+        counts, gain = allocate(best, target_s, num_sequences, self._itl_budget_s)
         return _Plan(best, counts, gain)
 
     def _decide_catching_up(
-        self, plan: _Plan, options: list[list[_Candidate]], target_s: Items[float], num_sequences: int
+        self, plan: _Plan, by_sequence: list[list[_SourceOffer]], target_s: Items[float], num_sequences: int
     ) -> None:
         """Choose the sequences for which the draft model should catch up, so that it can draft for them.
 
         `plan`: the best plan without any catch-up. An answer is expected to become twice as long as it is, or as long
         as answers are on average.
         """
-        after = self._best(options, target_s, num_sequences)
+        after = self._best(by_sequence, target_s, num_sequences)
         saved_s = target_s[0] * (1.0 / plan.gain - 1.0 / after.gain)  # of each stream's time per token
-        behind = [(each, count) for each, count in zip(after.candidates, after.counts, strict=True) if each.catch_up_s]
+        behind = [(each, count) for each, count in zip(after.offers, after.counts, strict=True) if each.catch_up_s]
         num_behind = sum(count > 0 for _, count in behind)
         for each, count in behind:
             sequence = each.sequence
@@ -485,14 +493,14 @@ class Proposals:
         # A few streams' drafts may not pay without those of the others.
         chosen = [
             [each for each in offers if not each.catch_up_s or self._states[each.sequence.id].is_catching_up]
-            for offers in options
+            for offers in by_sequence
         ]
         if self._best([offers for offers in chosen if offers], target_s, num_sequences).gain <= plan.gain:
-            for each in after.candidates:
+            for each in after.offers:
                 self._states[each.sequence.id].is_catching_up = False
 
     def _with_trial(
-        self, plan: _Plan, options: list[list[_Candidate]], target_s: Items[float], num_sequences: int
+        self, plan: _Plan, by_sequence: list[list[_SourceOffer]], target_s: Items[float], num_sequences: int
     ) -> _Plan:
         """Return the plan with a trial, if one is due; else the plan.
 
@@ -502,9 +510,9 @@ class Proposals:
         needs a catch-up waits longer in proportion.
         """
         num_steps = self._num_steps - self._planned_at
-        counted = zip(plan.candidates, plan.counts, strict=True)
+        counted = zip(plan.offers, plan.counts, strict=True)
         used, idle = {(each.sequence.id, each.source) for each, count in counted if count}, []
-        for each in (each for offers in options for each in offers):
+        for each in (each for offers in by_sequence for each in offers):
             if (each.sequence.id, each.source) in used:
                 each.acceptance.num_steps_unused = 0
             else:
@@ -517,7 +525,7 @@ class Proposals:
             trial = self._tried(plan, tried, _NUM_TRIED)
         elif used:
             place = plan.counts.index(max(plan.counts))
-            tried = plan.candidates[place]
+            tried = plan.offers[place]
             trial = self._tried(plan, tried, 2 * plan.counts[place])
             num_drafted = sum(trial.counts)
             if num_drafted <= sum(plan.counts) or not self._costs.is_outdated(num_sequences + num_drafted):
@@ -536,27 +544,27 @@ class Proposals:
         tried.acceptance.num_steps_unused = 0
         return trial
 
-    def _tried(self, plan: _Plan, tried: _Candidate, most: int) -> _Plan:
+    def _tried(self, plan: _Plan, tried: _SourceOffer, most: int) -> _Plan:
         """Return the plan in which the sequence of `tried` drafts up to `most` of its tokens, or all sequences do."""
         others = [
             (each, count)
-            for each, count in zip(plan.candidates, plan.counts, strict=True)
+            for each, count in zip(plan.offers, plan.counts, strict=True)
             if each.sequence is not tried.sequence
         ]
-        num_tried = min(most, len(tried.offer.chances))
+        num_tried = min(most, len(tried.chances))
         if self.drafters.are_even:
-            others = [(each, min(num_tried, len(each.offer.chances))) for each, _ in others]
+            others = [(each, min(num_tried, len(each.chances))) for each, _ in others]
         others.append((tried, num_tried))
         return _Plan([each for each, _ in others], [count for _, count in others])
 
     def _loss_s(self, plan: _Plan, trial: _Plan, target_s: Items[float], num_sequences: int) -> float:
         """Return the expected seconds that the step of `trial` takes longer than its tokens would take with `plan`."""
-        step_s = expected_s(trial.counts, [each.offer for each in trial.candidates], target_s)
+        step_s = expected_s(trial.counts, trial.offers, target_s)
         num_tokens = num_sequences + sum(
-            sum(each.offer.chances[:count]) for each, count in zip(trial.candidates, trial.counts, strict=True)
+            sum(each.chances[:count]) for each, count in zip(trial.offers, trial.counts, strict=True)
         )
         loss_s = step_s - num_tokens * target_s[0] / (num_sequences * plan.gain)
-        return max(loss_s, _LEAST_LOSS * (step_s - target_s[0])) + trial.candidates[-1].catch_up_s
+        return max(loss_s, _LEAST_LOSS * (step_s - target_s[0])) + trial.offers[-1].catch_up_s
 
     def _with_endings(
         self,
@@ -570,22 +578,22 @@ class Proposals:
 
         The draft of a stream that is alone may become longer than planned while the draft model is sure.
         """
-        target_s, num_drafted, found = times.target_s, sum(plan.counts), []
+        target_s, found = times.target_s, []
         rate = plan.gain * num_sequences / max(target_s[0], 1e-9)
         max_s = longest_s(target_s, self._itl_budget_s)
         for sequence, count in to_draft:
             if count:
-                least, num_planned = list[float](), count
+                least, planned = list[float](), count
                 if plan.gain > 1.0 and not sequence.spec.draft_tokens:
                     if num_sequences == 1:
                         count = min(len(target_s) - 1, sequence.max_length - len(sequence.tokens) - 1)
-                    token_s, others = times.draft_s[num_drafting] / num_drafting, num_drafted - num_planned
+                    token_s, others = times.draft_s[num_drafting] / num_drafting, sum(plan.counts) - planned
                     step_s = [target_s[others + number] + number * token_s for number in range(count + 1)]
-                    while count > num_planned and step_s[count] > max_s:
+                    while count > planned and step_s[count] > max_s:
                         count -= 1
                     least = min_chances(rate, self._acceptance(sequence, MODEL).shared.rate, step_s[: count + 1])
                 confidence = self.experience.confidence(sequence.spec.sampler.kind)
-                self._states[sequence.id].ending = Ending(confidence, least, self._is_end, num_planned=num_planned)
+                self._states[sequence.id].ending = Ending(confidence, least, self._is_end, count=planned)
             found.append((sequence, count))
         return found
 

@@ -38,13 +38,13 @@ def test_tokens_behind_a_refused_one_tell_nothing() -> None:
 
 
 def test_it_ends_where_all_of_it_is_too_unlikely_to_stand() -> None:
-    ending = Ending(Confidence(), [0.6, 0.6, 0.6], num_planned=4)
+    ending = Ending(Confidence(), [0.6, 0.6, 0.6], count=4)
     assert ending.record_and_decide(logits(0.9, 0.1), 0)
     assert ending.record_and_decide(logits(0.8, 0.2), 0)
     assert not ending.record_and_decide(logits(0.7, 0.3), 0), "0.9 x 0.8 x 0.7 = 0.5"
     assert ending.is_early
     assert ending.probabilities == pytest.approx([0.9, 0.8, 0.7])
-    whole = Ending(Confidence(), [0.6], num_planned=2)
+    whole = Ending(Confidence(), [0.6], count=2)
     assert whole.record_and_decide(logits(0.9, 0.1), 0) and whole.record_and_decide(logits(0.1, 0.9), 0), (
         "it has its full length"
     )
@@ -67,14 +67,14 @@ def test_a_dear_token_is_worth_it_for_those_behind_it() -> None:
 
 
 def test_a_draft_of_its_planned_length_that_does_not_grow_has_not_ended_early() -> None:
-    ending = Ending(Confidence(), [0.6, 0.6, 0.6], num_planned=2)
+    ending = Ending(Confidence(), [0.6, 0.6, 0.6], count=2)
     assert ending.record_and_decide(logits(0.9, 0.1), 0)
     assert not ending.record_and_decide(logits(0.6, 0.4), 0)
     assert not ending.is_early, "nothing is known of a third token"
 
 
 def test_what_is_cut_off_tells_nothing() -> None:
-    ending = Ending(Confidence(), [0.6, 0.6], num_planned=3)
+    ending = Ending(Confidence(), [0.6, 0.6], count=3)
     assert ending.record_and_decide(logits(0.9, 0.1), 0)
     assert not ending.record_and_decide(logits(0.6, 0.4), 0)
     ending.cut(2)
