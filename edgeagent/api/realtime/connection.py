@@ -21,7 +21,6 @@ from edgeagent.api.realtime.body import (
 from edgeagent.api.realtime.session import RealtimeSession
 from edgeagent.api.responses.socket.connection import Connection
 from edgeagent.api.responses.socket.session import Action, Session
-from edgeagent.api.wire.addresses import NOT_NEEDED
 from edgeagent.api.wire.body import read_with_images, run_inline_or_in_thread, warnings_for
 from edgeagent.api.wire.route import Routes
 from edgeagent.credentials.keys import Scope
@@ -49,24 +48,8 @@ class RealtimeConnection(Connection):
 
     async def _receive(self, text: str) -> list[Action]:
         """Return the actions that answer a frame. No image is fetched for an event that is refused."""
-        refused: Received | None = None
-
-        async def why_kept(received: Received) -> str:
-            nonlocal refused
-            try:
-                match received.event:
-                    case RealtimeResponseCreate(response=ResponseParams(input=list(sent))):
-                        return await self._why_kept(None, self._realtime.references(sent))
-                    case ClientEvent():
-                        return ""
-            except EdgeAgentError as error:
-                received = replace(received, event=error)
-            refused = received
-            return NOT_NEEDED
-
         read = partial(read_event, text, is_local=self._realtime.is_local)
-        received = await read_with_images(self._websocket, len(text), read, why_kept=why_kept)
-        received = refused or received
+        received = await read_with_images(self._websocket, len(text), read, why_kept=self._why_kept_event)
         if isinstance(received.event, ItemCreate | ItemRetrieve | SessionUpdate):
             await self._outbox.wait_for_room()  # what they send comes back
         if received.warning is not None:
@@ -74,3 +57,14 @@ class RealtimeConnection(Connection):
         num_bytes = self._realtime.num_bytes_to_prepare(received, len(text))
         prepared = await run_inline_or_in_thread(num_bytes, partial(self._realtime.prepare, received))
         return self._realtime.receive(prepared)
+
+    async def _why_kept_event(self, received: Received) -> str | Received:
+        try:
+            match received.event:
+                case RealtimeResponseCreate(response=ResponseParams(input=list(sent))):
+                    return await self._why_kept(None, self._realtime.references(sent))
+                case ClientEvent():
+                    return ""
+        except EdgeAgentError as error:
+            return replace(received, event=error)
+        return received

@@ -17,7 +17,6 @@ NOT_FETCHED = "is an address, and the owner allows no host to fetch images from 
 HASH = "sha256:"
 """The beginning of the name of a file that was sent in a binary frame. The hash follows in hexadecimal digits."""
 _NO_FILE = "names a file that is not here (any more): send it in a binary frame of the same WebSocket"
-NOT_NEEDED = "is an address, and the request is refused"
 LOCAL_ONLY = "is an address, and the request must not leave this machine (local_only)"
 
 

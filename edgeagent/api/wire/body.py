@@ -257,13 +257,14 @@ async def read_with_images(
     num_bytes: int,
     read: Callable[[], T],
     files: Mapping[str, bytes] | None = None,
-    why_kept: Callable[[T], Awaitable[str]] | None = None,
+    why_kept: Callable[[T], Awaitable[str | T]] | None = None,
 ) -> T:
     """Return what `read` returns for a body of this size, see `run_inline_or_in_thread`.
 
     If the owner lets images be fetched, those whose addresses are in the body are, and `read` is called again. `files`:
-    what a WebSocket's binary frames had, by name; None if there is no WebSocket. `why_kept` is asked before a fetch why
-    the addresses in what was read may not be fetched, as the end of a sentence about one; "" if they may.
+    what a WebSocket's binary frames had, by name; None if there is no WebSocket. Before a fetch, `why_kept` gets what
+    was read. It returns "" if the addresses may be fetched. If not, it returns why, as the end of a sentence about an
+    address, or what to return instead, without a second call of `read`.
     """
     app = connection.scope.get("app")
     fetcher: ImageFetcher | None = None if app is None else app.state.images
@@ -278,6 +279,8 @@ async def read_with_images(
         result = await run_inline_or_in_thread(num_bytes, read)
         if addresses.wanted and fetcher is not None:
             if why_kept is not None and (why := await why_kept(result)):
+                if not isinstance(why, str):
+                    return why
                 addresses.keep_here(why)
                 return await run_inline_or_in_thread(num_bytes, read)
             client = connection.scope.get(CLIENT_KEY, "")

@@ -47,7 +47,7 @@ from edgeagent.api.responses.socket.session import (
     Start,
 )
 from edgeagent.api.responses.turn import compare, run_turn, summarize_early, why_kept_here
-from edgeagent.api.wire.addresses import LOCAL_ONLY, NOT_NEEDED
+from edgeagent.api.wire.addresses import LOCAL_ONLY
 from edgeagent.api.wire.body import read_with_images, warnings_for
 from edgeagent.api.wire.errors import to_client_error
 from edgeagent.api.wire.route import Routes
@@ -184,26 +184,21 @@ class Connection:
 
     async def _receive(self, text: str) -> list[Action]:
         """Return the actions that answer a frame. No image is fetched for a create that is refused."""
-        refused: CreateFrame | None = None
-
-        async def why_kept(frame: Frame) -> str:
-            nonlocal refused
-            assert isinstance(frame, CreateFrame), "only creates have images"
-            create = frame.create_or_refusal
-            try:
-                if isinstance(create, ResponseCreate):
-                    return await self._why_kept(create.previous_id, create.items)
-            except EdgeAgentError as error:
-                frame = replace(frame, create_or_refusal=RefusedFrame(error, create.previous_id))
-            refused = frame
-            return NOT_NEEDED
-
         read, files = partial(read_frame, text), self._files.by_name
-        frame = await read_with_images(self._websocket, len(text), read, files, why_kept)
-        frame = refused or frame
+        frame = await read_with_images(self._websocket, len(text), read, files, self._why_kept_or_refused)
         if isinstance(frame, CreateFrame) and frame.warning:
             warnings_for(self._websocket).log.write(frame.warning)
         return self._session.receive(frame)
+
+    async def _why_kept_or_refused(self, frame: Frame) -> str | Frame:
+        assert isinstance(frame, CreateFrame), "only creates have images"
+        create = frame.create_or_refusal
+        if not isinstance(create, ResponseCreate):
+            return frame
+        try:
+            return await self._why_kept(create.previous_id, create.items)
+        except EdgeAgentError as error:
+            return replace(frame, create_or_refusal=RefusedFrame(error, create.previous_id))
 
     async def _why_kept(self, previous_id: str | None, items: tuple[Item, ...]) -> str:
         """See `why_kept_here`. The response `previous_id` may still be under way on this connection."""
