@@ -144,7 +144,7 @@ class Route:
 
     @property
     def is_local(self) -> bool:
-        return self.permit is None
+        return not is_remote(self.backend)
 
 
 @dataclass(frozen=True, slots=True)
