@@ -410,7 +410,7 @@ MAX_MIXED_S = 120.0
 
 @dataclass(slots=True)
 class Jobs:
-    """Batch jobs, each a long prompt with an answer, in a lane: the next one is sent when one has ended."""
+    """Sends batch jobs one after the other, and keeps their traces. A job is a long prompt with an answer."""
 
     began_s: float = 0.0
     traces: list[Trace] = field(default_factory=list)

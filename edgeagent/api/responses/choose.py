@@ -230,7 +230,7 @@ def _without_input(request: GenerateRequest) -> GenerateRequest:
 
 
 async def _score(service: Service, requests: Sequence[GenerateRequest]) -> list[_Scored]:
-    """Run the requests at the same time, and return what they gave. If one fails, raise its error."""
+    """Run all requests at the same time, and return the scores of each. Raise the first error of any of them."""
     sinks = [_Scored() for _ in requests]
     try:
         async with asyncio.TaskGroup() as group:

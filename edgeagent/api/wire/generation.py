@@ -166,7 +166,7 @@ class Run(Shape):
 
 
 def responses_usage(usage: Usage) -> ResponseUsage:
-    """Return `usage` in the form of the Responses API. `cache_write_tokens` counts the computed prompt tokens."""
+    """Return `usage` in the form of the Responses API. There, the computed prompt tokens are `cache_write_tokens`."""
     return {
         "input_tokens": usage.num_prompt_tokens,
         "input_tokens_details": {

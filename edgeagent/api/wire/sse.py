@@ -32,11 +32,11 @@ def event(document: object, name: str | None = None) -> bytes:
 
 
 class Stream(Response):
-    """A response that sends each chunk when a generator yields it. The generator is closed if the client disconnects.
+    """A response whose body is what a generator yields: each chunk is sent at once.
 
-    The generator must yield its own failures as content, because the status line has been sent by then. If
-    `ping_interval_s` is set, `ping` is sent after such a silence: a comment, or an event without content. Otherwise a
-    client could take the silence for a lost connection.
+    If the client disconnects, the generator is closed. If the generator fails, it must yield the error as a chunk,
+    because the status line was sent before. After `ping_interval_s` without a chunk, `ping` is sent, so that the client
+    does not take the connection for lost: a comment, or an event without content. None: no pings.
     """
 
     ping = PING

@@ -531,9 +531,9 @@ class EchoGuard:
         return passed
 
     def release(self) -> list[Delta]:
-        """Stop holding text back, and return the deltas that were held.
+        """Return the deltas that are held back, and hold back no further ones.
 
-        Call this as soon as the held text is known to be new, and at the end of the answer.
+        Call this once the held text is known not to repeat the answer so far, and at the end of the answer.
         """
         self._is_decided = True
         held, self._held = self._held, []

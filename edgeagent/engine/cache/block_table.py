@@ -176,7 +176,7 @@ class BlockTable:
 
     @property
     def has_codec(self) -> bool:
-        """Whether a codec packs payloads. A block is then usually a copy of the payload that was read out."""
+        """Whether a codec packs payloads. Then the buffer of a read-out is usually free again once it is packed."""
         return self._codec is not None
 
     def stats(self) -> CacheStatus:

@@ -187,10 +187,10 @@ class MediaEncoder(threading.Thread):
             self.reading = NOTHING_READ
 
     def _answer_on_a_thread(self, asked: ref[ChunkEmbeddings], key: _Key) -> None:
-        """Encode a chunk on a thread that ends with it.
+        """Encode a chunk on a new thread, and wait for its end.
 
-        OpenMP then ends the other threads of the chunk's graph. If they stayed, there would be more of its threads than
-        cores, and those of each later step would sleep at their barriers.
+        The graph of the chunk starts threads of OpenMP, which end when the thread ends that started them. If they did
+        not end, OpenMP would have more threads than cores, and those of each later step would sleep at their barriers.
         """
 
         def answer() -> None:

@@ -102,7 +102,7 @@ class CacheShares:
         return found not in ("", self._identities.get(folder, found))
 
     def share_of(self, folder: Path) -> DiskShare:
-        """Return the present share of the model with this folder."""
+        """Return how many bytes the model with this folder may have on disk now, and write in an hour."""
         limit = self._config.max_cache_bytes
         others = {other: num_bytes for other, num_bytes in self._num_bytes.items() if other != folder}
         max_bytes = max(limit // (len(others) + 1), limit - sum(others.values()))
