@@ -129,7 +129,7 @@ _PASSWORD = re.compile(r"[a-z]*://[^/?#@]*:[^/?#]*@")
 
 
 def _answer_store(value: str) -> str:
-    """Refuse what is neither `sqlite` nor the address of a server, and a password, which would be shown."""
+    """Refuse what is neither `sqlite` nor the address of a server. An address must not show a password."""
     if _PASSWORD.match(value):
         raise ValueError("must have no password; write it into a file, and name that in answers.store_password_file")
     if not _ANSWER_STORE.fullmatch(value):

@@ -2,7 +2,7 @@
 
 An answer is a hash that the server itself deletes at the end of its age. Sorted sets have the order of use, of all
 answers and of each partition, so that the least recently used one is forgotten first. Each change of several keys is
-one script, so the machines see no half of it. Of the names of clients and models, the server sees none.
+one script, so no machine sees only a part of it. The server sees no name of a client or a model.
 
 Each command is checked against the machine's policy, and has a row in the egress ledger before it is sent.
 """

@@ -31,9 +31,9 @@ OnEnd = Callable[[Exception | None], None]
 
 @dataclass(slots=True)
 class Follower:
-    """One that gets a shared answer: its sink, and what to call at its end, with the error that ends it or None.
+    """A request that gets a shared answer. `on_end` is called at the end, with the error that ends it or None.
 
-    `joined_s`: how long the answer had been running when this one joined; None for the one it was begun for.
+    `joined_s`: how long the answer had been running when this request joined; None for the one that began it.
     """
 
     sink: Sink

@@ -36,7 +36,7 @@ _MAX_WRITES = 256  # answers that wait for a slow store; a further one is not ke
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A kept answer in the owner's list. `question`: the beginning of what was asked last. `age_s`: since then."""
+    """A kept answer in the owner's list. `question`: how its last message begins. `age_s`: since it was made."""
 
     id: str
     partition: str
@@ -85,7 +85,7 @@ class Store(Protocol):
     async def get(self, key: bytes, *, is_use: bool = True) -> Answer | None:
         """Return the answer that is kept under a key; None if there is none, or none that is young enough.
 
-        `is_use`: count that it was given. Raise TooSlow if that takes too long.
+        `is_use`: count this as a use of the answer. Raise TooSlow if that takes too long.
         """
 
     def put(self, key: bytes, answer: Answer) -> None:

@@ -123,9 +123,9 @@ class _Measured:
 
 
 class _Line:
-    """What a size takes: a fixed part, and a part for `each` unit, fitted to the latest observations.
+    """What a request of some size takes: a fixed part, and `each` for every unit, fitted to the latest observations.
 
-    It minimizes the squares of the errors, relative to what the first guess says of a size. The guess itself counts as
+    The fit minimizes the squares of the errors, relative to what the first guess says of each size. The guess counts as
     two observations of little weight.
     """
 
@@ -433,8 +433,8 @@ class Forecast:
     def _in_order(self, lives: Collection[_Live], now_s: float, streams: Collection[_Live] = ()) -> list[_Live]:
         """Return requests in the order in which the engine serves them; see `engine.scheduler`.
 
-        That is by tier, turns of the clients, and due time. Those come last that would be late even if each were alone.
-        The `streams` of a client count as its first requests.
+        They are ordered by tier, then by turns of the clients, then by due time. Of a client's requests, those that
+        would be late even without any others come last. `streams` count as the first requests of their clients.
         """
 
         def urgency(live: _Live) -> tuple[int, bool, float, float]:

@@ -47,12 +47,12 @@ class Conversation:
         return answer.response_id
 
     async def append(self, words: str) -> None:
-        """Add words to the message, in place of its tail. They stay. Then `prefill`."""
+        """Add words that will not change to the message, in place of its tail. Then `prefill`."""
         self._words, self._tail = self._words + words, ""
         await self.prefill()
 
     async def replace_tail(self, words: str) -> None:
-        """Replace the words behind those of `append`: speech recognition may still revise them. Then `prefill`."""
+        """Replace the tail: words behind those of `append` that speech recognition may still revise. Then `prefill`."""
         self._tail = words
         await self.prefill()
 
@@ -68,9 +68,9 @@ class Conversation:
         await self._client.prefill(self.words, ahead=bool(self.words), **self._request())
 
     async def commit(self, message: Input | None = None, **fields: Any) -> Reply:
-        """Return the reply to a message, by default to the words so far. A reply that still runs is cancelled.
+        """Return the reply to a message; None: to the words so far. A reply that still runs is cancelled.
 
-        `fields` are added to the conversation's. With others than before, an answer that was begun `ahead` is not used.
+        `fields` are added to those of the conversation. If there are any, an answer that was begun `ahead` is not used.
         """
         await self.cancel()
         request = {**self._request(), **fields}

@@ -137,7 +137,7 @@ def _serve_and_report(config: Config, reporter: ConsoleReporter, build: Callable
 
 
 def check_route(config: Config) -> None:
-    """Raise ConfigError if the owner keeps all on this machine, and an option names another one."""
+    """Raise ConfigError if all stays on this machine by `route`, and another option names another machine."""
     if config.route != "local_only":
         return
     urls = {

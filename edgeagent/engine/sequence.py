@@ -324,7 +324,7 @@ class Sequence:
         return start, self.prompt_end
 
     def behind_medium(self, position: int) -> int:
-        """Return where the chunk of a medium ends that `position` is within, or `position` if it is within none."""
+        """Return the end of the chunk of a medium that `position` lies within, or `position` if it lies within none."""
         return next((span.end for span in self.spec.media if span.start < position < span.end), position)
 
     def add_chunk_end(self, position: int) -> None:

@@ -31,7 +31,7 @@ class StepInProgress:
     rank: Rank = Rank.BOOSTED  # of the step's most urgent prompt or stream; keeps its value until the next step
     expected_s: float = 0.0  # 0 if unknown
     _was_interrupted: bool = False
-    _was_put_off: bool = False
+    _was_postponed: bool = False
 
     def gives_way_to(self, rank: Rank) -> bool:
         """Whether a new request of this rank should interrupt the step.
@@ -50,10 +50,10 @@ class StepInProgress:
         self.rank = rank
         self.is_long = is_long and self.can_be_interrupted and not self._was_interrupted
         self.expected_s = expected_s or 0.0
-        self._was_put_off = self.is_long and not self._was_put_off and has_command()
-        if self._was_put_off:
+        self._was_postponed = self.is_long and not self._was_postponed and has_command()
+        if self._was_postponed:
             self.end()
-        return not self._was_put_off
+        return not self._was_postponed
 
     def record(self, *, was_interrupted: bool) -> None:
         self._was_interrupted = was_interrupted

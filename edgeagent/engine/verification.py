@@ -63,9 +63,9 @@ class Verifier:
         self._clock = clock
 
     def draw(self, parts: Items[BatchPart]) -> list[int | None]:
-        """Draw the tokens of several sequences at once. Return one for each row of logits; None where it was not drawn.
+        """Draw the tokens of several sequences at once. Return one for each row of logits; None where none was drawn.
 
-        A step with drafts or scored prompts has rows whose tokens may not be needed, so nothing is drawn.
+        Nothing is drawn in a step with drafts or scored prompts, since the tokens of some rows may not be needed.
         """
         num_rows = sum(part.num_logits for part in parts)
         samplers = [part.sequence.spec.sampler for part in parts if part.num_logits == 1 and not part.num_scored]

@@ -135,7 +135,7 @@ def compute_bytes(
 
 
 def _is_plain(shape: FileShape, config: EngineConfig, num_cells: int, machine: str | None) -> bool:
-    """Whether a CPU gets plain attention. A file's header does not say which layers have a window, so it may not."""
+    """Whether a CPU probably gets plain attention. The header of a file does not say which layers have a window."""
     has_others = any(layer.num_state_values or layer.num_expert_bytes for layer in shape.layers)
     ffn_width = 0 if has_others else shape.ffn_width
     return prefers_plain(config, num_heads=shape.num_heads, ffn_width=ffn_width, num_cells=num_cells, machine=machine)

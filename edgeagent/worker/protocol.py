@@ -222,7 +222,7 @@ def projector_part(path: str) -> str:
 
 
 def rewind_part(path: str) -> str:
-    """Return the `LoadProgress.part` of the test whether the model at `path` can remove refused drafts."""
+    """Return the `LoadProgress.part` of the test that shows whether a model can remove refused drafts."""
     return f"removing refused drafts of {path}"
 
 

@@ -44,7 +44,7 @@ async def is_same_by_model(run: Run, request: GenerateRequest, asked: str, answe
 
 
 def verdict_request(request: GenerateRequest, text: str) -> GenerateRequest:
-    """Return a request for the verdict about a text: how likely yes and no are as the whole answer."""
+    """Return a request that asks the model about a text: how likely yes and no are as the whole answer."""
     return GenerateRequest(
         request.id,
         request.model,

@@ -80,7 +80,7 @@ class Records:
         return None, {}
 
     def put(self, learned: Learned | None, kept: dict[bytes, Kept]) -> None:
-        """Write what was learned, if it is not None, and these questions."""
+        """Write what was learned, unless it is None, and the questions in `kept`."""
         records: dict[bytes, Kept | Learned] = {**kept, **({} if learned is None else {_LEARNED: learned})}
         rows = [(key, self._seal.seal(key, msgpack.encode(each))) for key, each in records.items()]
         self._try(lambda connection: _execute(connection, "INSERT OR REPLACE INTO records VALUES (?, ?)", rows), None)

@@ -105,9 +105,9 @@ class SimilarAnswers:
         rng: random.Random | None = None,
         log: Log | None = None,
     ) -> None:
-        """`path`: of the file of what is learned; None: memory. `remote`: the identity of a remote's model.
+        """`path`: the file that keeps what is learned; None: nothing does. `remote`: the identity of a remote's model.
 
-        `log`: where machines share what they learn. Then `path` is not used.
+        `log`: through which machines share what they learn. If it is given, `path` is not used.
         """
         self._service, self._store, self._seal, self._options = service, store, seal, options
         self._remote = remote

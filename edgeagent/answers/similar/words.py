@@ -17,9 +17,9 @@ from functools import cache
 class Language:
     """What the guards know of one language.
 
-    fillers: words without a content of their own, by which a text's language is recognized too. negations: words that
-    reverse a sentence. context: words that mean something only beside other text or at a time. opposites: each word's
-    opposites. numbers: what number a word is. units, dates: the meaning of a word for an amount or a time.
+    fillers: words without a content of their own; a text's language is recognized by them too. negations: words that
+    reverse a sentence. context: words whose meaning depends on other text or on the time. opposites: the opposites of
+    each word. numbers: the number that a word stands for. units, dates: the amount or time that a word stands for.
     """
 
     fillers: frozenset[str]

@@ -183,8 +183,8 @@ class Chunks(AnswerWriter):
     def timed(self, index: int, chunks: list[Json]) -> list[Json]:
         """Return the chunks of the last step of the choice `index`, with the timings so far if the client wants them.
 
-        Another edgeagent gets the number of tokens so far instead. The step's last chunk has it. The chunks before it
-        have the number before the step, since a part of a step has no count of its own.
+        Another edgeagent gets the number of tokens so far instead. It stands in the last chunk of the step. The chunks
+        before that have the number before the step, since the tokens of a part of a step are not counted.
         """
         progress = self._progress[index]
         if self._delivery.has_timings:

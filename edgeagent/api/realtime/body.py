@@ -150,7 +150,7 @@ class ResponseParams(ResponseSettings):
 
 
 class ClientEvent(Settings):
-    """An event of a client. An error that it causes has its `event_id`."""
+    """An event of a client. If it causes an error, the error repeats its `event_id`."""
 
     event_id: Name | None = None
 

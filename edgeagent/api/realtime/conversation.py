@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 
 class RealtimeConversation:
-    """The items by id, in order. Those of a response that is under way are among them."""
+    """The items of a conversation in order, with those of a response that is under way."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}

@@ -121,7 +121,7 @@ class RealtimeSession:
         return num_bytes + sum(len(tool.parameters) for tool in self._plain.offered.tools)
 
     def prepare(self, received: Received) -> Received:
-        """Return an event with what its settings ask for. It changes nothing, so much can be prepared in a thread."""
+        """Return an event with the create that its settings give, or with their error. It may run in a thread."""
         try:
             match received.event:
                 case SessionUpdate():

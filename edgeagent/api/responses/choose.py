@@ -202,7 +202,7 @@ def _read(fields: Json) -> tuple[list[tuple[str, str]], bool, ResponseCreate]:
 
 
 def _check_place(model: str, models: Models) -> None:
-    """Raise NotSupported if only a remote serves a model. An unknown model is found to be so when the request runs."""
+    """Raise NotSupported if only a remote serves a model. An unknown model is refused when the request runs."""
     try:
         status = status_of(models, models.find(model))
     except EdgeAgentError:

@@ -115,7 +115,7 @@ def new_response(response_id: str, model: str, echo: Echo, created_at: int) -> R
 
 
 def response_event(kind: str, response: ResponseBody | Json) -> Json:
-    """Return an event of the type `kind` that contains the response. Its emission sets the event's number."""
+    """Return an event of the type `kind` with the response. It gets its number when it is emitted."""
     return {"type": kind, "sequence_number": 0, "response": response}
 
 
@@ -257,7 +257,7 @@ class ResponseEvents:
     def to_store(self) -> bytes:
         """Return the response object as the store keeps it.
 
-        It lacks the words of an earlier prompt (`cache.miss.earlier`), since that prompt may be one not to be stored.
+        It lacks the words of an earlier prompt (`cache.miss.earlier`), since that prompt may not be stored.
         """
         response: Json = {**self.response}
         run = response.get("edgeagent", {})

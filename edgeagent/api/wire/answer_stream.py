@@ -85,7 +85,7 @@ async def start_stream(receive: Receive, writer: AnswerWriter, generate: Generat
 
 
 class AnswerStream(Stream):
-    """Runs an answer's generations from now on, and sends the answer once it is called as a response.
+    """Begins the generations of an answer when it is made, and sends the answer when it is called as a response.
 
     A client that disconnects cancels the generations.
     """

@@ -507,7 +507,7 @@ class FieldWarning:
 
 
 class WarningLog:
-    """Writes warnings into the log, at most one in LOG_EVERY_S seconds: a client repeats its unknown fields."""
+    """Writes warnings into the log, at most one in LOG_EVERY_S seconds, since a client repeats its unknown fields."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -560,7 +560,7 @@ def left_out(tool: object, path: str) -> str:
 
 
 def hosted_tools(fields: Mapping[str, object]) -> Iterator[str]:
-    """Yield what a warning says of the tools of a request that offers functions only."""
+    """Yield a warning for each tool that is no function, of a request that may offer only functions."""
     tools = fields.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict) and tool.get("type", "function") != "function":

@@ -55,8 +55,8 @@ class Heard:
 async def read_event(reader: asyncio.StreamReader, first: bytes = b"") -> Event | None:
     """Return the next event, without its payload; None if the stream ends before it is whole.
 
-    `first`: what has been read of it. The reader's own limit is that of a line. Raise InvalidRequest if the bytes are
-    no event. Then it is unknown where the next one begins.
+    `first`: what has been read of it. The limit of `reader` is that of a line. Raise InvalidRequest if the bytes are no
+    event; it is then unknown where the next event begins.
     """
     try:
         head = _object(first if first == b"\n" else first + await reader.readuntil(b"\n"), "an event")

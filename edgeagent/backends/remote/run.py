@@ -266,7 +266,7 @@ class Run:
         return deltas
 
     async def _read(self, attempt: _Attempt, exchange: Exchange) -> list[Delta]:
-        """Return the content of the next bytes, which may be none. At the end of the answer, set `is_over`."""
+        """Read the next bytes, and return their content, if any. At the end of the answer, set `is_over`."""
         answer = attempt.answer
         if answer.fault is not None:
             raise answer.fault

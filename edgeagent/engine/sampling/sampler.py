@@ -271,7 +271,7 @@ def score(logits: Floats, token: int, num_top: int) -> Logprob:
 def log_total(logits: Floats, room: Floats | None = None) -> float:
     """Return the log of the sum of the exponentials of logits; raise InternalError if the largest is not finite.
 
-    `room`: an array of the same shape, which is overwritten. For many rows, that takes a third of the time.
+    `room`: an array of the same shape, which is overwritten. With it, many rows take a third of the time.
     """
     peak = peak_of(logits)
     shifted = np.subtract(logits, peak, out=room)

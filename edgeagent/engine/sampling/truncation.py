@@ -83,11 +83,11 @@ def ranked_rows(rows: Floats, k: int) -> tuple[Indices, Floats] | None:
 
 
 def _floors(maxima: Floats, k: int) -> Floats | None:
-    """Return a floor for each row that at least `k` of its values reach, shape (num_rows, 1).
+    """Return for each row a number that at least `k` of its values reach, shape (num_rows, 1).
 
-    `maxima`: what `_folded` returned for the rows, or the rows. The maxima of its columns are of different values, so
-    their k-th largest is such a floor. Numpy finds maxima of columns with SIMD instructions. Return None if the largest
-    value of a row is not finite.
+    `maxima`: the rows, or what `_folded` returned for them. Each maximum is another value of the row, so `k` values of
+    the row reach the k-th largest maximum. Numpy finds maxima of columns with SIMD instructions. Return None if the
+    largest value of a row is not finite.
     """
     few = _folded(maxima) if 2 * k <= maxima.shape[1] // _FOLD else maxima.copy()
     if not np.isfinite(few.max(axis=1)).all():

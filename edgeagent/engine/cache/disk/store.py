@@ -452,9 +452,9 @@ class BlockStore:
         return block
 
     def _note_failure(self, entry: FoundBlock) -> None:
-        """Note that the disk failed to read a block. After two failures in a row, report it as gone.
+        """Note that the disk failed to read a block. After two failures in a row, report the block as gone.
 
-        It may then be written again. Its file stays until then, since the disk may recover.
+        It can then be written again. Until then the file stays, since the disk may recover.
         """
         if entry.name.key in self._failed:
             self._failed.discard(entry.name.key)

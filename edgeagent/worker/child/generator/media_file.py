@@ -206,7 +206,7 @@ def _bmp_size(data: bytes) -> tuple[int, int]:
 
 
 def _sound_length(data: bytes) -> tuple[int, int, int]:
-    """Return a sound's samples of one channel, its samples in a second, and its channels."""
+    """Return how many samples a sound has in each channel, how many in a second, and how many channels."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return _wav_length(data)
     if data.startswith(b"fLaC"):

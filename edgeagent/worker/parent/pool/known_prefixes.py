@@ -109,7 +109,7 @@ class KnownPrefixes:
                 del self._known[digest]
 
     def forget_memory(self) -> None:
-        """Forget what only a worker that has ended had. What live requests are to compute stays."""
+        """Forget what only a worker that has ended had, but not what live requests are to compute."""
         is_on_disk = self._path is not None
         self._keep(lambda _, prefix: bool(prefix.computed_by) or (prefix.persists and is_on_disk))
         for place, prefix in enumerate(self._known.values(), 1):
