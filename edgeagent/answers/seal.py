@@ -15,7 +15,7 @@ _NONCE_BYTES = 12
 
 
 class Seal:
-    """Seals what is kept under a key, and opens it. `key_secret`: what the keys of answers are digests with."""
+    """Seals what is kept under a key, and opens it. `key_secret`: the secret with which keys of answers are made."""
 
     def __init__(self, secret: bytes) -> None:
         self.key_secret = _derived(secret, b"keys of answers")

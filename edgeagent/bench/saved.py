@@ -102,7 +102,7 @@ def differing_facts(first: SavedRun, second: SavedRun) -> list[str]:
 
 
 def compare(first: SavedRun, second: SavedRun) -> list[Compared]:
-    """Compare the metrics that both runs have. Of a run of two servers, the first server counts."""
+    """Compare the metrics that both runs have. If a run has two servers, its first one is compared."""
     ours, theirs = (dict(_figures(run.report)) for run in (first, second))
     compared = []
     for (scenario, metric), (better, rounds) in ours.items():

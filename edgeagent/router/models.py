@@ -123,7 +123,8 @@ class AllModels(Models):
     def _serving(self, name: str, backends: Iterable[Backend], unknown: EdgeAgentError | None = None) -> Models:
         """Return the models of the first backend that has this one.
 
-        If none has it, raise the first ModelNotFound, or else the first error. `unknown`: an error before those.
+        If no backend has it, raise the first ModelNotFound, or else the first error. `unknown`: an error that came
+        before those of the backends.
         """
         for backend in list(backends):
             try:

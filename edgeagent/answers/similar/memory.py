@@ -195,7 +195,7 @@ class Memory:
         self.test.is_above = True
 
     def forget(self, keys: Collection[bytes] | None) -> None:
-        """Forget questions. With None, forget all and what they taught: what was turned off is on again."""
+        """Forget questions; with None, all of them and what they taught. What that had turned off is on again."""
         if keys is None:
             self._index, self._known = Index(), {}
             self.boundaries, self.test = {}, ErrorTest(self.max_error)

@@ -204,7 +204,7 @@ def custom_arguments(text: str) -> str:
 def custom_input(arguments: str) -> str:
     """Return the input of a custom tool: the inverse of `custom_arguments`.
 
-    Arguments that are no object with a text as input, as another server's model may write them, are the input as such.
+    Another server's model may write arguments that are no object with a text as input. They are then the input.
     """
     try:
         fields = json.loads(arguments)
