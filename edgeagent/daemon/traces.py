@@ -208,12 +208,13 @@ def _recorded_session(state_dir: Path) -> Session:
         def send(self, request: PreparedRequest, **options: Any) -> Response:
             url = str(request.url)
             if not is_loopback(url) and (why := self._policy.why_local):
-                raise requests.ConnectionError(why)
+                # The exporter repeats what fails with a ConnectionError, for up to ten seconds.
+                raise requests.RequestException(why)
             try:
                 num_bytes = len(request.body) if isinstance(request.body, bytes) else 0
                 row = self._ledger.begin_own(TRACES, url, num_bytes=num_bytes)
             except StoreError as error:
-                raise requests.ConnectionError(error.message) from None
+                raise requests.RequestException(error.message) from None
             outcome = "failed"
             try:
                 answer = super().send(request, **options)
