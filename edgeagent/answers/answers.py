@@ -39,7 +39,7 @@ from edgeagent.answers.rules import (
 )
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.shared import SharedAnswer
-from edgeagent.answers.store import BUDGET_S, Breaker, EmbeddedStore, Listed, Store, TooSlow, within
+from edgeagent.answers.store import BUDGET_S, PATIENCE_S, Breaker, EmbeddedStore, Listed, Store, TooSlow, within
 from edgeagent.cache_folder import ensure_secret
 from edgeagent.config import AnswersConfig, Config
 from edgeagent.errors import BackendUnavailable, ConfigError, DeadlineUnreachable, EdgeAgentError, RequestTimeout
@@ -68,6 +68,7 @@ REMOTE = "remote"
 LOOK_S = 1.0
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 4096
 _MAX_LOOKED = 256
+_PATIENCE_S = 10.0
 T = TypeVar("T")
 _CANCELLED = unrun(FinishReason.CANCELLED, "cancelled")
 
@@ -483,6 +484,11 @@ class Answers:
         if not is_repeatable(request) and not self.options.sampled:
             return "it is drawn at random; set answers.sampled, or send temperature 0 or a seed"
         return f"answers.clients has no {request.cache.partition or 'owner'!r}"
+
+    @staticmethod
+    def be_patient() -> None:
+        """Let this task wait longer for the disk or the store than a question does: nobody waits for its answer."""
+        PATIENCE_S.set(_PATIENCE_S)
 
     async def has(self, request: GenerateRequest) -> bool:
         """Whether an answer to a request is kept."""

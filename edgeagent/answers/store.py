@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 BUDGET_S = 0.05
 """How long an answer waits for the store. A read takes 0.1 ms; a busy disk or a network may take far longer."""
+PATIENCE_S = ContextVar("PATIENCE_S", default=0.0)
+"""How long a task waits for the store if that is longer than the budget: one that warms the cache has time."""
 _MAX_USES = 64  # uses of kept answers that are written together
 _MAX_WRITES = 256  # answers that wait for a slow store; a further one is not kept
 
@@ -127,11 +130,14 @@ class Breaker:
 
 
 async def within(budget_s: float, breaker: Breaker, asked: Callable[[], Awaitable[T]]) -> T:
-    """Return what `asked` returns. Raise TooSlow if it takes longer than `budget_s`, or if the breaker is open."""
+    """Return what `asked` returns. Raise TooSlow if it takes longer than `budget_s`, or if the breaker is open.
+
+    If the task has a longer PATIENCE_S, that is the limit.
+    """
     if breaker.is_open(time.monotonic()):
         raise TooSlow
     try:
-        async with asyncio.timeout(budget_s):
+        async with asyncio.timeout(max(budget_s, PATIENCE_S.get())):
             found = await asked()
     except TimeoutError:
         breaker.note(time.monotonic(), has_answered=False)

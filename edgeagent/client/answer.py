@@ -64,10 +64,12 @@ class Answer:
         self.timings = response.get("timings") or {}
         self.edgeagent = response.get("edgeagent") or {}
         if self.status == "failed":
-            self.error = wire_error(response.get("error") or {})
+            error = response.get("error") or {}
+            self.error = wire_error({**error, "code": self.edgeagent.get("reason") or error.get("code")})
 
 
-# What a failed response may say of these errors, since strict clients accept no other codes.
+# The `error` of a failed response may have no other codes than these and server_error, since strict clients accept no
+# others. The code itself is in `edgeagent.reason`.
 _FAILURE_CODES = {"rate_limit_exceeded": Overloaded.code, "invalid_prompt": InvalidRequest.code}
 
 

@@ -79,7 +79,11 @@ export class Answer {
         this.usage = event.response.usage ?? {};
         this.timings = event.response.timings ?? {};
         this.edgeagent = event.response.edgeagent ?? {};
-        if (this.status === "failed") this.error = wireError(event.response.error);
+        // Strict clients accept few codes in a failed response's error, so the code itself is in the reason.
+        if (this.status === "failed") {
+          const { error } = event.response;
+          this.error = wireError({ ...error, code: this.edgeagent.reason ?? error?.code });
+        }
         break;
       case "error":
         this.status = "failed";

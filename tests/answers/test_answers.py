@@ -452,6 +452,27 @@ async def test_a_store_that_does_not_answer_delays_nothing_for_long(model_file: 
     assert answers.counts == {"slow": 5} and len(backend.requests) == 5
 
 
+async def test_who_warms_the_cache_waits_for_a_slow_store(model_file: Path) -> None:
+    backend = ModelBackend(model_file)
+    async with caching(backend, budget_s=0.01) as answers:
+        assert isinstance(answers.store, RecentAnswers)
+        busy = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        blocked = answers.store.store.run(lambda: asyncio.run_coroutine_threadsafe(busy.wait(), loop).result())
+
+        async def warm() -> bool:
+            answers.be_patient()
+            await ask(answers, asking("a"))
+            return await answers.has(asking("a"))
+
+        warming = asyncio.create_task(warm())
+        await asyncio.wait({warming}, timeout=0.1)  # far longer than the budget
+        busy.set()
+        await blocked
+        assert await warming
+    assert answers.counts.get("slow") is None
+
+
 async def test_no_timing_is_shared_by_accident(model_file: Path) -> None:
     async with caching(ModelBackend(model_file)) as answers:
         await ask(answers, asking("a"))

@@ -16,6 +16,7 @@ from edgeagent.errors import (
     Forbidden,
     InternalError,
     InvalidRequest,
+    ModelNotFound,
     Overloaded,
     PayloadTooLarge,
     Unauthorized,
@@ -212,12 +213,15 @@ async def test_an_error_envelope_raises_the_error_it_names() -> None:
     ("code", "error"),
     [("server_error", InternalError), ("rate_limit_exceeded", Overloaded), ("invalid_prompt", InvalidRequest)],
 )
-async def test_a_failed_response_raises_after_its_terminal_event(code: str, error: type[Exception]) -> None:
+@pytest.mark.parametrize("reason", [None, "model_not_found"])
+async def test_a_failed_response_raises_after_its_terminal_event(
+    code: str, error: type[Exception], reason: str | None
+) -> None:
     created = text_events("resp_1")[0]
-    failed = {
-        "type": "response.failed",
-        "response": {"id": "resp_1", "status": "failed", "error": {"code": code, "message": "worker ended"}},
-    }
+    response = {"id": "resp_1", "status": "failed", "error": {"code": code, "message": "worker ended"}}
+    failed = {"type": "response.failed", "response": response}
+    if reason:  # the code that strict clients would not accept
+        response["edgeagent"], error = {"route": "local", "reason": reason}, ModelNotFound
     seen = []
     async with running_stub(sending([created, failed])) as stub, connect(stub.url) as client:
         with pytest.raises(error, match="worker ended"):

@@ -189,6 +189,7 @@ async def warm_answer(request: Request) -> JSONResponse:
     warming = _warming(asked, context.config.kiosk, context.service.models.default(), facts)
     if why := answers.why_not(warming):
         raise InvalidRequest(f"its answer would not be given: {why}")
+    answers.be_patient()
     ending = Ending()
     await unless_disconnected(request.receive, context.service.generate(warming, ending))
     if ending.finished is None:
