@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from edgeagent.backends.media import new_kinds, readable
 from edgeagent.conversation.items import (
@@ -17,6 +18,8 @@ from edgeagent.conversation.items import (
     CompactionItem,
     Item,
     MessageItem,
+    ReasoningItem,
+    ReferenceItem,
     compaction_item,
     media_of,
     to_messages,
@@ -145,9 +148,9 @@ class _Early:
     `owner`: see `EarlySummaries.write`.
     """
 
-    client: tuple[str, str]
+    partition: str
     num_items: int
-    beginning: int  # a hash
+    beginning: int  # see `_beginnings`
     task: asyncio.Task[object] | None
     owner: object | None
     text: str = ""
@@ -183,10 +186,12 @@ class EarlySummaries:
         except ModelNotFound:  # it was removed meanwhile
             return
         is_loaded = any(each.name == model and each.state is WorkerState.READY for each in service.models.statuses())
-        if not is_loaded or self._find(template, instructions, items) is not None:
+        if not is_loaded:
             return
-        beginning = _beginning(template, instructions, items)
-        early = _Early(_client(template), len(items), beginning, asyncio.current_task(), owner)
+        beginnings = _beginnings(template, instructions, items)
+        if self._find(beginnings) is not None:
+            return
+        early = _Early(template.cache.partition, len(items), beginnings[-1], asyncio.current_task(), owner)
         self._made = [*self._made[1 - _MAX_EARLY :], early]
         cache = replace(template.cache, lane="")  # the lane's prefix is that of its next turn
         unlimited = replace(template, timeout_s=None, waited_s=0.0, need=Need())
@@ -207,7 +212,7 @@ class EarlySummaries:
 
         The summary is not kept: the conversation continues without these items. One that is being written is dropped.
         """
-        early = self._find(template, instructions, items)
+        early = self._find(_beginnings(template, instructions, items))
         if early is None:
             return None
         self._made.remove(early)
@@ -217,7 +222,7 @@ class EarlySummaries:
 
     def forget(self, partition: str | None) -> None:
         """Drop the summaries of a client; those of all clients if `partition` is None."""
-        self._drop([each for each in self._made if partition in (None, each.client[0])])
+        self._drop([each for each in self._made if partition in (None, each.partition)])
 
     def disconnected(self, owner: object) -> None:
         """Drop the summaries of conversations that have ended with their connection."""
@@ -229,22 +234,36 @@ class EarlySummaries:
             if early.task is not None:
                 early.task.cancel()
 
-    def _find(self, template: GenerateRequest, instructions: str | None, items: Sequence[Item]) -> _Early | None:
-        client = _client(template)
-        candidates = [each for each in self._made if each.client == client and each.num_items <= len(items)]
-        for early in reversed(candidates):
-            if early.beginning == _beginning(template, instructions, items[: early.num_items]):
-                return early
-        return None
+    def _find(self, beginnings: Sequence[int]) -> _Early | None:
+        kept = (each for each in reversed(self._made) if each.num_items < len(beginnings))
+        return next((each for each in kept if each.beginning == beginnings[each.num_items]), None)
 
 
-def _client(template: GenerateRequest) -> tuple[str, str]:
-    return template.cache.partition, template.model
+def _beginnings(template: GenerateRequest, instructions: str | None, items: Sequence[Item]) -> list[int]:
+    """Return a hash of each beginning of a client's conversation with a model: of no item, of one, and so on."""
+    start = hash((template.cache.partition, template.model, instructions or ""))
+    return [*accumulate(items, lambda before, item: hash((before, _said(item))), initial=start)]
 
 
-def _beginning(template: GenerateRequest, instructions: str | None, items: Sequence[Item]) -> int:
-    seen = tuple([medium.digest for medium in media_of(items)])
-    return hash((_client(template), to_messages(instructions, items), seen))
+def _said(item: Item) -> tuple[object, ...]:
+    """Return what the model sees of an item, which may have another id if the client sends it again."""
+    match item:
+        case MessageItem():
+            return item.role, item.text, *_places(item)
+        case ReasoningItem():
+            return "reasoning", item.text
+        case CallItem():
+            return "call", item.call_id, item.full_name, item.arguments
+        case CallOutputItem():
+            return "tool", item.call_id, item.output, *_places(item)
+        case CompactionItem():
+            return "system", item.summary
+        case ReferenceItem():
+            raise AssertionError(f"unresolved reference {item.id}")
+
+
+def _places(item: MessageItem | CallOutputItem) -> list[tuple[int, bytes]]:
+    return [(offset, medium.digest) for offset, medium in item.media]
 
 
 class _Summary(Ending):

@@ -12,6 +12,7 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
 from edgeagent.api.responses.events import TERMINAL
 from edgeagent.conversation.compaction import INSTRUCTION, INTRODUCTION, EarlySummaries
+from edgeagent.conversation.items import CallOutputItem
 from edgeagent.metrics import REGISTRY
 from edgeagent.service.live_service import LiveService
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, Need, RouteMode, TextDelta, Tier
@@ -256,6 +257,28 @@ async def test_a_model_that_was_removed_meanwhile_writes_none(backend: FakeBacke
     service = LiveService(backend, lambda request: request)
     await EarlySummaries().write(gone, None, (), service, "sum_1")
     assert backend.requests == []
+
+
+class HashedText(str):
+    """A text that counts how often such texts are hashed."""
+
+    num_hashed = 0
+
+    def __hash__(self) -> int:
+        HashedText.num_hashed += 1
+        return super().__hash__()
+
+
+async def test_a_conversation_is_hashed_once_however_many_summaries_are_kept(backend: FakeBackend) -> None:
+    template = GenerateRequest("r1", "fake", ChatPrompt((Message("user", "x"),)))
+    service, early = LiveService(backend, lambda request: request), EarlySummaries()
+    items = [CallOutputItem(f"o{index}", HashedText(index), "done") for index in range(64)]
+    for num_items in range(64, 0, -1):
+        await early.write(template, None, items[:num_items], service, "sum_1")
+    HashedText.num_hashed = 0
+    assert early.take(template, "Be brief.", items) is None
+    assert HashedText.num_hashed <= 2 * len(items)
+    assert early.take(template, None, [*items, CallOutputItem("o", "c", "done")]) == ("They spoke.", 1), "the latest"
 
 
 async def test_over_the_websocket_too(client: AsyncOpenAI, backend: FakeBackend) -> None:
