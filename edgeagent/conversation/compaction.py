@@ -67,7 +67,8 @@ class SummaryCancelled(Exception):
 async def num_input_tokens(request: GenerateRequest, service: Service) -> int:
     """Return the number of tokens of a request's prompt, rendered by the model's template; raise errors of Models.ask.
 
-    The prompt must be a ChatPrompt. Notes stand for earlier images and sounds if the model reads only text, as in a
+    One is ContextLengthExceeded, if the prompt is too long to be counted and does not fit into the context. The prompt
+    must be a ChatPrompt. Notes stand for earlier images and sounds if the model reads only text, as in a
     generation.
     """
     assert isinstance(request.prompt, ChatPrompt)

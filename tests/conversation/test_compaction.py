@@ -13,6 +13,7 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError
 from edgeagent.api.responses.events import TERMINAL
 from edgeagent.conversation.compaction import INSTRUCTION, INTRODUCTION, EarlySummaries
 from edgeagent.conversation.items import CallOutputItem
+from edgeagent.errors import ContextLengthExceeded
 from edgeagent.metrics import REGISTRY
 from edgeagent.service.live_service import LiveService
 from edgeagent.types import ChatPrompt, GenerateRequest, Message, Need, RouteMode, TextDelta, Tier
@@ -81,6 +82,17 @@ async def test_a_long_chain_is_compacted_under_way(client: AsyncOpenAI, backend:
     items = [item async for item in client.responses.input_items.list(second.id, order="asc")]
     assert [item.type for item in items] == ["compaction", "message"]
     assert items[0].id == second.output[0].id
+
+
+async def test_what_is_too_long_to_be_counted_is_summarized(
+    client: AsyncOpenAI, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(name: str, query: object) -> object:
+        raise ContextLengthExceeded(f"{name} does not count {query}")
+
+    monkeypatch.setattr(backend, "ask", refuse)
+    made = await client.responses.create(model="fake", input=SPOKEN, context_management=MANAGED)
+    assert [item.type for item in made.output] == ["compaction", "message"]
 
 
 async def test_a_summary_is_part_of_the_time_of_its_request(client: AsyncOpenAI, backend: FakeBackend) -> None:

@@ -44,7 +44,7 @@ from edgeagent.conversation.compaction import (
 from edgeagent.conversation.history import ConnectionHistory, Conversation, StoredResponse, StoreResult, Transcript
 from edgeagent.conversation.items import CallItem, CompactionItem, Item
 from edgeagent.conversation.store import ResponseStore
-from edgeagent.errors import EdgeAgentError, InternalError
+from edgeagent.errors import ContextLengthExceeded, EdgeAgentError, InternalError
 from edgeagent.router.policy import strictest
 from edgeagent.service.live_requests import LiveRequest, LiveRequests
 from edgeagent.service.service import Service, info_of
@@ -235,7 +235,10 @@ async def _is_too_long(turn: Turn, service: Service) -> bool:
     threshold = turn.create.compact_threshold
     if threshold is None or not num_to_summarize(turn.conversation.items):
         return False
-    return await num_input_tokens(turn.request, service) > threshold
+    try:
+        return await num_input_tokens(turn.request, service) > threshold
+    except ContextLengthExceeded:
+        return True
 
 
 async def _compact(turn: Turn, service: Service, item_id: str, early: EarlySummaries) -> CompactionItem:

@@ -144,6 +144,8 @@ _REPOSITORY, _OPEN_FILE = "myproject", "filename"
 _USUAL_PIECE = 8  # a text with at most this many characters per cell of the context may fit, and is tokenized fast
 _MOST_BYTES = 16  # bytes per token, on average; a conversation with more cannot fit and is not even rendered
 _ROUGHLY_BYTES = 4  # bytes per token, if a conversation is too long to count its tokens
+MAX_COUNTED_CHARS = 1 << 20
+"""Conversations of this length are counted with every context."""
 _TURN_TOKENS = 8  # about how many tokens a turn's role and punctuation add
 _MAX_SIZES = 8192
 _MAX_SYSTEMS = 64
@@ -516,18 +518,22 @@ def answer_query(
     query: TextQuery,
     media: MediaReader | None = None,
     why_no_media: str = "",
+    context_length: int = 0,
 ) -> QueryAnswer:
     """Return the answer to a Tokenize, Detokenize or RenderPrompt. `media` reads images and sounds.
 
-    Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses. Without `media`, raise
-    NotSupported with the message `why_no_media` for one with images or sounds.
+    Raise InvalidRequest for unknown token ids, or for a conversation that the template refuses, and
+    ContextLengthExceeded for a conversation that is too long for a context of `context_length` tokens, and too long to
+    be counted. Without `media`, raise NotSupported with the message `why_no_media` for one with images or sounds.
     """
     if not isinstance(query, RenderPrompt):
         return answer_text_query(model, vocabulary, query)
     if media is None:
         check_media(query.prompt, why_no_media)
+    _check_countable(sum(len(text_of(message)) for message in query.prompt.messages), context_length)
     template.renew()
     rendered = template.render(query.prompt)
+    _check_countable(len(rendered.text), context_length)
     if media is None or not rendered.media_marks:
         return QueryAnswer(rendered.text, tuple(tokenize_rendered(rendered, vocabulary)))
     shown = [query.prompt.media[place.index] for message in query.prompt.messages for place in message.media]
@@ -536,6 +542,21 @@ def answer_query(
         tokens += run if isinstance(run, list) else [NO_TOKEN] * media.num_tokens(shown[run])
     text = rendered.text.translate(dict.fromkeys(map(ord, rendered.media_marks), MEDIA_MARKER))
     return QueryAnswer(text, tuple(tokens))
+
+
+def _check_countable(num_chars: int, context_length: int) -> None:
+    """Raise ContextLengthExceeded for a conversation whose tokens would be counted for seconds, and that cannot fit.
+
+    Questions are answered one after another, so the next ones would wait for it.
+    """
+    most = max(MAX_COUNTED_CHARS, _MOST_BYTES * context_length)
+    if num_chars > most:
+        raise ContextLengthExceeded(
+            f"The conversation has {num_chars} characters, and at most {most} are counted: more do not fit into the "
+            f"context of {context_length} tokens. Shorten the conversation.",
+            param="input",
+            served_by="local",
+        )
 
 
 def answer_text_query(model: Model, vocabulary: LongTextVocabulary, query: TextQuery) -> QueryAnswer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,7 +27,14 @@ from edgeagent.types import (
     TokenPrompt,
     Tool,
 )
-from edgeagent.worker.child.prompt import PromptReader, ReadPrompt, answer_query, describe_no_media, make_template
+from edgeagent.worker.child.prompt import (
+    MAX_COUNTED_CHARS,
+    PromptReader,
+    ReadPrompt,
+    answer_query,
+    describe_no_media,
+    make_template,
+)
 from edgeagent.worker.protocol import Load
 from tests.local_template import open_here
 from tests.models import FILE_TOKENS, INFILL_TOKENS, make_tiny_model
@@ -104,6 +112,36 @@ def test_questions(tools: Tools) -> None:
     rendered = answer_query(tools.model, tools.vocabulary, tools.template, RenderPrompt(prompt))
     assert rendered.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert list(rendered.tokens) == tools.reader.read(prompt).tokens
+
+
+@pytest.mark.parametrize(
+    ("context_length", "num_chars", "is_counted"), [(512, 0, True), (512, 1, False), (70_000, 1, True)]
+)
+def test_what_would_be_counted_for_seconds_and_cannot_fit_is_refused(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch, context_length: int, num_chars: int, is_counted: bool
+) -> None:
+    rendered = list[ChatPrompt]()
+
+    def render(prompt: ChatPrompt) -> Rendered:
+        rendered.append(prompt)
+        return Rendered("Hi", (("Hi", True),))
+
+    monkeypatch.setattr(tools.template, "render", render)
+    half = "x" * (MAX_COUNTED_CHARS // 2)
+    query = RenderPrompt(ChatPrompt((Message("user", half), Message("assistant", "", half + num_chars * "x"))))
+    with nullcontext() if is_counted else pytest.raises(ContextLengthExceeded):
+        answer_query(tools.model, tools.vocabulary, tools.template, query, context_length=context_length)
+    assert rendered == ([query.prompt] if is_counted else [])
+
+
+def test_a_template_that_writes_too_much_is_refused_before_the_tokens_are_counted(
+    tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "x" * (MAX_COUNTED_CHARS + 1)
+    monkeypatch.setattr(tools.template, "render", lambda _: Rendered(text, ((text, True),)))
+    monkeypatch.setattr(LongTextVocabulary, "tokenize", lambda *_, **__: pytest.fail("it was tokenized"))
+    with pytest.raises(ContextLengthExceeded):
+        answer_query(tools.model, tools.vocabulary, tools.template, RenderPrompt(ChatPrompt((Message("user", "x"),))))
 
 
 def test_the_same_instructions_are_rendered_alone_once(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,8 +343,8 @@ class Host:
 
     def answer(self, query: TextQuery) -> QueryAnswer:
         """Return the answer to a query about text. One thread may call this method while the other threads run."""
-        template, why_none = self._question_template, self._why_no_media
-        return answer_query(self.model, self._vocabulary, template, query, self.media, why_none)
+        template, why_none, length = self._question_template, self._why_no_media, self.engine.context_length
+        return answer_query(self.model, self._vocabulary, template, query, self.media, why_none, length)
 
     def next_to_read(self, request: GenerateRequest, reading: Reading | None) -> BeginRead | None:
         """Return what reads one of the images and sounds of a request before `prepare`; see MediaReader."""
