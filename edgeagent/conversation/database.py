@@ -47,7 +47,8 @@ CREATE INDEX responses_by_use ON responses (used);
 CREATE INDEX responses_by_age ON responses (created_s);
 CREATE TABLE items (id TEXT, segment INTEGER, PRIMARY KEY (id, segment)) WITHOUT ROWID;
 """
-# Files of earlier versions do not have these tables. Older versions ignore them.
+# Files of earlier versions do not have this column and these tables. Older versions ignore them.
+_TITLE_COLUMN = "ALTER TABLE segments ADD COLUMN title TEXT"
 _MEDIA_SCHEMA = """
 CREATE TABLE IF NOT EXISTS media (
     partition TEXT NOT NULL, digest BLOB NOT NULL, data BLOB NOT NULL, PRIMARY KEY (partition, digest)
@@ -132,7 +133,6 @@ class ResponseDatabase(SqliteDatabase):
         self._limits = limits
         self._clock = clock
         self._num_responses = self._num_bytes = self._last_use = 0
-        self._titles: dict[int, str] = {}
         super().__init__(path, _SCHEMA, VERSION)
 
     def add(self, response: StoredResponse, body: bytes) -> None:
@@ -144,7 +144,8 @@ class ResponseDatabase(SqliteDatabase):
             own_input = response.context[inherited:]
             items = zlib.compress(self._form.encode((*own_input, *response.output)), 1)
             cursor = self._execute(
-                "INSERT INTO segments (parent, num_input, items) VALUES (?, ?, ?)", parent, len(own_input), items
+                "INSERT INTO segments (parent, num_input, items, title) VALUES (?, ?, ?, ?)",
+                *(parent, len(own_input), items, _title_of((*own_input, *response.output))),
             )
             segment = cursor.lastrowid
             self._add_media(segment, response.partition, media_of((*own_input, *response.output)))
@@ -219,7 +220,7 @@ class ResponseDatabase(SqliteDatabase):
             times.setdefault(root, []).append(created_s)
         newest = sorted(times, key=lambda root: times[root][-1], reverse=True)[:limit]
         return [
-            ListedConversation(root, self._title_of(segments[root]), len(times[root]), times[root][0], times[root][-1])
+            ListedConversation(root, self._title(segments[root]), len(times[root]), times[root][0], times[root][-1])
             for root in newest
         ]
 
@@ -238,17 +239,18 @@ class ResponseDatabase(SqliteDatabase):
             turns.append(ConversationTurn(own, reader.inflate(body)))
         return turns
 
-    def _title_of(self, segment: int) -> str:
-        """Return the first words of a segment. They are kept, because a list of conversations is asked for often."""
-        if segment not in self._titles:
+    def _title(self, segment: int) -> str:
+        """Return the first words of a segment. An earlier version did not store them; then they are stored now."""
+        title: str | None
+        (title,) = self._execute("SELECT title FROM segments WHERE id = ?", segment).fetchone()
+        if title is None:
             items: tuple[Item, ...] = ()
             with suppress(InvalidRequest):  # it is too large to be read
                 items = self._items_of(segment, _Reader(too_long()), has_media=False)
-            said = (item for item in items if isinstance(item, MessageItem) and item.role == "user")
-            first = next(said, MessageItem("", "user", ""))
-            text = first.text if first.text.strip() or not first.media else f"[{first.media[0][1].kind}]"
-            self._titles[segment] = " ".join(text[:120].split())
-        return self._titles[segment]
+            title = _title_of(items)
+            with suppress(sqlite3.OperationalError):  # the disk may be full
+                self._execute("UPDATE segments SET title = ? WHERE id = ?", title, segment)
+        return title
 
     def find_items(self, item_ids: Iterable[str], partition: str) -> tuple[dict[str, Item], RouteMode | None]:
         """Return the partition's items that have these ids, by id, and a route mode. Unknown ids are left out.
@@ -288,6 +290,8 @@ class ResponseDatabase(SqliteDatabase):
 
     def _prepare(self) -> None:
         with self._transaction():
+            if not any(name == "title" for _, name, *_ in self._execute("PRAGMA table_info (segments)")):
+                self._execute(_TITLE_COLUMN)
             for statement in f"{_MEDIA_SCHEMA}{_FORGET_UNNAMED}".split(";"):
                 self._execute(statement)
         # The indexes are not part of the format: SQLite maintains them also for an older daemon, which does not create
@@ -348,7 +352,6 @@ class ResponseDatabase(SqliteDatabase):
                 "SELECT parent, num_bytes FROM segment_sizes WHERE id = ?", segment
             ).fetchone()
             self._execute("DELETE FROM segments WHERE id = ?", segment)
-            self._titles.pop(segment, None)
             self._execute("DELETE FROM items WHERE segment = ?", segment)
             self._num_bytes -= num_bytes
             self._remove_media(segment)
@@ -432,6 +435,14 @@ class _Reader:
         self._num_left -= num_bytes
         if self._num_left < 0:
             raise self.refusal
+
+
+def _title_of(items: Iterable[Item]) -> str:
+    """Return the first words that the user says in these items, which are the title of a conversation."""
+    said = (item for item in items if isinstance(item, MessageItem) and item.role == "user")
+    first = next(said, MessageItem("", "user", ""))
+    text = first.text if first.text.strip() or not first.media else f"[{first.media[0][1].kind}]"
+    return " ".join(text[:120].split())
 
 
 def _inflate(packed: bytes, max_bytes: int = 0) -> bytes:

@@ -467,11 +467,31 @@ def test_a_conversation_is_one_also_if_the_clock_was_set_back() -> None:
     assert [turn.body for turn in store.conversation("a", "")] == [b'{"id":"a"}', b'{"id":"b"}', b'{"id":"c"}']
 
 
-def test_a_conversation_that_is_too_large_to_read_is_listed_without_a_title() -> None:
+def test_a_list_reads_no_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     store = database()
-    escaped = replace(chain("a")[0], context=(said("a", "\0" * (2 * MAX_CONVERSATION_BYTES // 6 + 1)),))
-    add(store, escaped, *chain("b"))
-    assert [(each.id, each.title) for each in store.conversations("", 10)] == [("a", ""), ("b", "b_in")]
+    add(store, *chain("ab"), *chain("c"))
+    monkeypatch.setattr(store, "_items_of", lambda *_, **__: pytest.fail("it was read"))
+    assert [each.title for each in store.conversations("", 10)] == ["a_in", "c_in"]
+
+
+def test_the_titles_of_an_older_file_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = database(tmp_path / "r")
+    too_large = replace(chain("a")[0], context=(said("a", "\0" * (2 * MAX_CONVERSATION_BYTES // 6 + 1)),))
+    add(store, too_large, *chain("b"))
+    store.close()
+    rows(tmp_path / "r", "ALTER TABLE segments DROP COLUMN title")
+    store = database(tmp_path / "r")
+    for _ in range(2):
+        assert [(each.id, each.title) for each in store.conversations("", 10)] == [("a", ""), ("b", "b_in")]
+        monkeypatch.setattr(store, "_items_of", lambda *_, **__: pytest.fail("it was read again"))
+
+
+def test_a_title_of_an_older_file_can_be_read_from_a_full_disk(tmp_path: Path) -> None:
+    store = database(tmp_path / "r")
+    add(store, *chain("a"))
+    store._execute("UPDATE segments SET title = NULL")
+    store._execute("PRAGMA query_only = ON")
+    assert store.conversations("", 10)[0].title == "a_in"
 
 
 def test_a_title_is_not_that_of_a_deleted_conversation() -> None:
