@@ -17,7 +17,7 @@ from edgeagent.units import memory_bytes, memory_text
 if TYPE_CHECKING:
     from edgeagent.config import Config, EngineConfig
     from edgeagent.fit.need import Need
-    from edgeagent.fit.placement import FreeMemory
+    from edgeagent.fit.placement import FreeMemory, MemoryUse
     from edgeagent.fit.plan import RunPlan
     from edgeagent.store.gguf.header import GgufHeader
     from edgeagent.store.library import LocalModel
@@ -329,25 +329,23 @@ def fit(
     longest context that fits and the catalog's models that fit, and exits with 1.
     """
     from edgeagent.fit.need import predict
-    from edgeagent.fit.placement import FreeMemory
-    from edgeagent.fit.plan import describe, longest_context, make_plan, why_no_draft
+    from edgeagent.fit.plan import describe, longest_context, make_plan, place_projector, why_no_draft
     from edgeagent.types import SettingChoice
 
     settings = settings_of(state_dir, config, models_dir)
     shapes = [header.shape for header in _headers(name, settings, with_draft=draft)]
-    projector_bytes = _projector_bytes(name, settings)
     engine = replace(settings.engine_of(name), **{"ctx": ctx} if ctx else {})
-    free_memory = _free_memory(ram, vram, engine)
-    # The projector is in main memory, whatever else is on a GPU.
-    free_memory = FreeMemory(max(0, free_memory.ram_bytes - projector_bytes), free_memory.gpus)
+    room = _free_memory(ram, vram, engine)
+    projector = place_projector(shapes, engine, room, _projector_bytes(name, settings))
+    free_memory = room.beside(projector)
     why = why_no_draft(shapes, engine, free_memory)
     shapes = shapes[:1] if why else shapes
-    plan = make_plan(shapes, engine, free_memory)
+    plan = make_plan(shapes, engine, free_memory).with_projector(projector, room)
     need = predict(shapes, plan.config, plan.num_cells, max_rewind=plan.layout.max_rewind)
-    longest = longest_context(shapes, engine, plan.free_memory)
+    longest = longest_context(shapes, engine, free_memory)
     choices = describe(plan, engine, len(shapes[0].layers))
     choices += (SettingChoice("draft", "none", "memory", why),) if why else ()
-    record = _fit_record(name, plan, need, longest, choices, projector_bytes)
+    record = _fit_record(name, plan, need, longest, choices, projector)
     tell(record, *_fit_lines(record), as_json=as_json)
     if not plan.fits:
         raise typer.Exit(1)
@@ -462,7 +460,7 @@ def _suggestions(plan: RunPlan) -> list[str]:
 
 
 def _fit_record(
-    name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[SettingChoice], projector_bytes: int
+    name: str, plan: RunPlan, need: Need, longest: int, choices: Sequence[SettingChoice], projector: MemoryUse
 ) -> dict[str, Any]:
     return {
         "name": name,
@@ -474,8 +472,8 @@ def _fit_record(
         "num_gpu_layers": plan.config.gpu_layers,
         "num_draft_gpu_layers": plan.layout.num_draft_gpu_layers,
         "num_cpu_experts": plan.layout.num_cpu_experts,
-        "ram_bytes": plan.memory_use.ram_bytes + projector_bytes,
-        "ram_room_bytes": plan.free_memory.ram_bytes + projector_bytes,
+        "ram_bytes": plan.memory_use.ram_bytes,
+        "ram_room_bytes": plan.free_memory.ram_bytes,
         "gpus": [
             {"name": gpu.name, "bytes": taken, "room_bytes": gpu.free_bytes}
             for gpu, taken in zip(plan.free_memory.gpus, plan.memory_use.gpu_bytes, strict=True)
@@ -488,7 +486,7 @@ def _fit_record(
             "outputs": need.outputs_bytes,
             "buffers": need.buffers_bytes,
             "worker": need.worker_bytes,
-            "projector": projector_bytes,
+            "projector": projector.ram_bytes + sum(projector.gpu_bytes),
         },
         "chosen": [{"name": choice.name, "value": choice.value, "why": choice.why} for choice in choices],
         "instead": [] if plan.fits else _suggestions(plan),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from edgeagent.config import EngineConfig
@@ -73,6 +73,13 @@ class FreeMemory:
     ram_bytes: int
     gpus: tuple[GpuDevice, ...] = ()
 
+    def beside(self, use: MemoryUse) -> FreeMemory:
+        """Return the memory that is left beside what something else takes."""
+        taken = list(zip(self.gpus, use.gpu_bytes, strict=True))
+        ram = use.ram_bytes + sum(num for gpu, num in taken if gpu.shares_memory)
+        gpus = tuple(replace(gpu, free_bytes=max(0, gpu.free_bytes - num)) for gpu, num in taken)
+        return FreeMemory(max(0, self.ram_bytes - ram), gpus)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -94,6 +101,10 @@ class MemoryUse:
 
     ram_bytes: int
     gpu_bytes: tuple[int, ...] = ()
+
+    def __add__(self, other: MemoryUse) -> MemoryUse:
+        on_gpus = tuple(map(sum, zip(self.gpu_bytes, other.gpu_bytes, strict=True)))
+        return MemoryUse(self.ram_bytes + other.ram_bytes, on_gpus)
 
     def fits(self, free_memory: FreeMemory) -> bool:
         """Whether the RAM and each GPU have this much free memory.

@@ -131,6 +131,10 @@ class RunPlan:
     fits: bool
     draft_states: DraftStates | None = None
 
+    def with_projector(self, projector: MemoryUse, free_memory: FreeMemory) -> RunPlan:
+        """Return the plan of a model with its projector. `free_memory`: what both may take."""
+        return dataclasses.replace(self, memory_use=self.memory_use + projector, free_memory=free_memory)
+
     @property
     def draft_config(self) -> EngineConfig:
         return replace(self.config, gpu_layers=self.layout.num_draft_gpu_layers, cpu_experts=0)
@@ -239,6 +243,21 @@ def longest_context(shapes: Sequence[FileShape], config: EngineConfig, free_memo
     steps = range(CONTEXT_STEP, trained + CONTEXT_STEP, CONTEXT_STEP)
     count = bisect_right(steps, 0, key=does_not_fit)
     return min(trained, count * CONTEXT_STEP)
+
+
+def place_projector(
+    shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory, num_bytes: int
+) -> MemoryUse:
+    """Return where the projector of a model takes its memory: on the first GPU that gets layers, or else in RAM.
+
+    It is on the GPU if it fits there beside at least one layer of the model.
+    """
+    gpus, shares = free_memory.gpus, config.tensor_split
+    first = next((index for index, share in enumerate(shares[: len(gpus)]) if share), 0)
+    there = MemoryUse(0, tuple(num_bytes if index == first else 0 for index in range(len(gpus))))
+    if gpus and make_plan(shapes[:1], config, free_memory.beside(there)).memory_use.gpu_bytes[first]:
+        return there
+    return MemoryUse(num_bytes, (0,) * len(gpus))
 
 
 def check_possible(shapes: Sequence[FileShape], config: EngineConfig, free_memory: FreeMemory) -> None:

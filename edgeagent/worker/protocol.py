@@ -88,7 +88,7 @@ class Load(Struct, frozen=True, tag="load"):
     - `draft_why` is the reason for this draft, or for none. `draft_by` is what decided this; see `SettingChoice.by`.
     - `why_no_drafts`: why the model must not take drafts of any kind; "" if it may.
     - `projector_path` is the file (mmproj) that turns images and sounds into embeddings. `why_no_projector`: a sentence
-      for clients that says what is missing or what to do; "" if nothing is known.
+      for clients that says what is missing or what to do; "" if nothing is known. `projector_bytes`: its memory.
     """
 
     name: str
@@ -109,6 +109,7 @@ class Load(Struct, frozen=True, tag="load"):
     why_no_drafts: str = ""
     projector_path: str | None = None
     why_no_projector: str = ""
+    projector_bytes: int = 0
 
 
 class Delivered(Struct, frozen=True, array_like=True):

@@ -54,6 +54,24 @@ def test_a_projector_counts(run: Run, tmp_path: Path) -> None:
     assert shown["media"] == ["image"] and shown["projector_bytes"] == size
 
 
+def test_a_projector_counts_where_it_is(run: Run, tmp_path: Path) -> None:
+    """It is on the GPU that gets layers, if it fits there beside one, and else in main memory."""
+    model = make_tiny_model(tmp_path / "seeing-F32.gguf", MemoryKind.FULL_ATTENTION)
+
+    def fit(vram: str) -> tuple[int, int]:
+        record = json.loads(run("fit", str(model), "--json", "--ram", "2G", "--vram", vram)[1])
+        assert record["num_gpu_layers"]
+        return record["ram_bytes"], record["gpus"][0]["bytes"]
+
+    without = {vram: fit(vram) for vram in ("4G", "440M")}
+    make_projector(tmp_path / "mmproj-seeing-F16.gguf", "gemma3")
+    with (tmp_path / "mmproj-seeing-F16.gguf").open("ab") as file:
+        file.truncate(256 << 20)
+    taken = (256 << 20) + 256 * (64 + 4 * 32) * 4
+    assert fit("4G") == (without["4G"][0], without["4G"][1] + taken)
+    assert fit("440M") == (without["440M"][0] + taken, without["440M"][1])
+
+
 def test_a_model_s_own_options_count(run: Run, tmp_path: Path) -> None:
     config = tmp_path / "own.toml"
     config.write_text("[models.builtin.engine]\nctx = 512\n")

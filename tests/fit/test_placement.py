@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -10,6 +11,7 @@ from msgspec import structs
 from edgeagent.config import EngineConfig
 from edgeagent.fit.need import predict
 from edgeagent.fit.placement import FreeMemory, GpuDevice, Layout, MemoryUse, layouts, predict_use
+from edgeagent.fit.plan import place_projector
 from tests.fit.shapes import GIB, MIB, shape
 
 CONFIG = EngineConfig()
@@ -27,6 +29,27 @@ def test_without_a_gpu_it_takes_what_it_needs() -> None:
     assert predict_use([MODEL, DRAFT], CONFIG, 4096, Layout(), ()) == MemoryUse(
         predict([MODEL, DRAFT], CONFIG, 4096).total_bytes
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "card_bytes", "used"),
+    [
+        ({}, 64 * GIB, (0, GIB, 0)),
+        ({"gpu_layers": 0}, 64 * GIB, (GIB, 0, 0)),
+        ({"tensor_split": (0.0, 1.0)}, 64 * GIB, (0, 0, GIB)),
+        ({}, GIB + 256 * MIB, (GIB, 0, 0)),
+    ],
+)
+def test_where_a_projector_is(options: dict[str, Any], card_bytes: int, used: tuple[int, int, int]) -> None:
+    card = GpuDevice("card", card_bytes, card_bytes)
+    use = place_projector([MODEL], EngineConfig(**options), FreeMemory(64 * GIB, (card, card)), GIB)
+    assert (use.ram_bytes, *use.gpu_bytes) == used
+
+
+def test_what_is_left_beside_a_projector() -> None:
+    own, shared = GpuDevice("card", 8 * GIB, 8 * GIB), GpuDevice("part", 8 * GIB, 8 * GIB, shares_memory=True)
+    left = FreeMemory(16 * GIB, (own, shared)).beside(MemoryUse(GIB, (2 * GIB, 3 * GIB)))
+    assert (left.ram_bytes, *[gpu.free_bytes for gpu in left.gpus]) == (12 * GIB, 6 * GIB, 5 * GIB)
 
 
 def test_what_is_on_a_gpu_is_not_in_memory() -> None:

@@ -288,6 +288,14 @@ def devices() -> tuple[DeviceInfo, ...]:
     return tuple(found)
 
 
+def device_named(name: str) -> int | None:
+    """Return llama.cpp's pointer to a compute device; None if there is none with this name."""
+    find = _ggml("ggml").ggml_backend_dev_by_name
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    device: int | None = find(name.encode())
+    return device
+
+
 class _GgufParams(ctypes.Structure):
     """The struct gguf_init_params of gguf.h."""
 

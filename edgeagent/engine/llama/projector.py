@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeagent.engine.llama.bindings import ERROR_LEVEL, has_tensor, lib
+from edgeagent.engine.llama.bindings import ERROR_LEVEL, device_named, has_tensor, lib
 from edgeagent.engine.llama.fingerprint import adapter_id
 from edgeagent.engine.llama.media_formats import Pixels, is_webp, orientation, turned, webp_pixels, without_claims
 from edgeagent.engine.llama.model import Model
@@ -127,18 +127,20 @@ class OpenMedium:
 class Projector:
     """An open projector of a model. Any thread may ask for layouts. One thread at a time may open media and encode."""
 
-    def __init__(self, path: Path, model: Model, *, num_threads: int) -> None:
-        """Open the file. Raise NotSupported if this build has no libmtmd, or if the projector cannot be used.
+    def __init__(self, path: Path, model: Model, *, num_threads: int, gpu: str = "") -> None:
+        """Open the file, on the GPU `gpu` if it is not "".
 
-        Raise ModelDamaged if the file is damaged or does not suit the model.
+        Raise NotSupported if this build has no libmtmd, or if the projector cannot be used. Raise ModelDamaged if the
+        file is damaged or does not suit the model.
         """
         self.path = path
         self._mtmd = mtmd = _load()
         params = mtmd.mtmd_context_params_default()
-        params.use_gpu, params.n_threads, params.print_timings = model.num_gpu_layers != 0, num_threads, False
+        params.use_gpu, params.n_threads, params.print_timings = bool(gpu), num_threads, False
+        params.device = device_named(gpu) if gpu else None
         self._is_wanted: Callable[[], bool] = _always
         self._num_nodes, self._was_interrupted = 0, False
-        if model.num_gpu_layers == 0:
+        if not gpu:
             self._observe = lib.ggml_backend_sched_eval_callback(self._on_node)  # kept alive: libmtmd holds the pointer
             params.cb_eval = self._observe
         _errors.clear()

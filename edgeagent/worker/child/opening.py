@@ -16,7 +16,7 @@ from edgeagent.engine.llama.model import Model
 from edgeagent.errors import ModelLoadFailed
 from edgeagent.fit.need import margin_bytes
 from edgeagent.fit.placement import FreeMemory, gpus_of
-from edgeagent.fit.plan import RunPlan, check_possible, describe, plan_again, why_no_draft
+from edgeagent.fit.plan import RunPlan, check_possible, describe, place_projector, plan_again, why_no_draft
 from edgeagent.types import FileShape, MemoryKind, ModelInfo, SettingChoice
 from edgeagent.types.choices import set_options
 from edgeagent.usable import usable_memory
@@ -40,6 +40,8 @@ class Opened:
     """Whether the form of attention comes from a profile of `edgeagent tune`."""
     why_no_draft: str = ""
     """Why the draft model must be left out to save memory; "" if it may be loaded, or if there is none."""
+    projector_gpu: str = ""
+    """The GPU that the projector is loaded to; "" for RAM."""
 
     def describe(self, load: Load, sandbox: tuple[str, ...], context_length: int, load_ms: float) -> ModelInfo:
         """Return what is known of a model that only computes whole texts. A model that generates has more to add."""
@@ -75,13 +77,14 @@ class Opened:
 class _Planned:
     """The plan for a load, and the shapes of the files to open.
 
-    `num_tries`: how many earlier loads of the same files ran out of memory. `why_no_draft`: see Opened.
+    `num_tries`: how many earlier loads of the same files ran out of memory. The other attributes: see Opened.
     """
 
     plan: RunPlan
     shapes: tuple[FileShape, ...]
     num_tries: int
     why_no_draft: str
+    projector_gpu: str
 
 
 def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None) -> Opened:
@@ -104,6 +107,7 @@ def open_model(load: Load, on_progress: Callable[[float], None] = lambda _: None
         _notes(config, free_memory),
         why_no_draft=planned.why_no_draft,
         is_tuned=config.flash_attention != own.flash_attention,
+        projector_gpu=planned.projector_gpu,
     )
 
 
@@ -156,11 +160,16 @@ def can_take_less(load: Load) -> bool:
 
 def _plan(load: Load, config: EngineConfig, free_memory: FreeMemory, num_tries: int) -> _Planned:
     """Return the plan for a load. If a load with a draft ran out of memory, the next one only leaves out the draft."""
-    shapes, why = load.shapes or (FileShape(0),), why_no_draft(load.shapes, config, free_memory) if load.shapes else ""
+    shapes = load.shapes or (FileShape(0),)
+    projector, room = place_projector(shapes, config, free_memory, load.projector_bytes), free_memory
+    free_memory = room.beside(projector)
+    why = why_no_draft(shapes, config, free_memory)
     if not why and len(shapes) > 1 and num_tries:
         num_tries, why = num_tries - 1, "a load with it ran out of memory"
     shapes = shapes[:1] if why else shapes
-    return _Planned(plan_again(shapes, config, free_memory, num_tries), shapes, num_tries, why)
+    plan = plan_again(shapes, config, free_memory, num_tries)
+    gpu = next((gpu.name for gpu, num in zip(room.gpus, projector.gpu_bytes, strict=True) if num), "")
+    return _Planned(plan.with_projector(projector, room), shapes, num_tries, why, gpu)
 
 
 def _free_memory(load: Load, config: EngineConfig) -> FreeMemory:

@@ -148,6 +148,19 @@ def test_layers_on_a_gpu_that_is_not_there(path: Path, monkeypatch: pytest.Monke
         open_model(make_load(path, main_gpu=1))
 
 
+def test_a_projector_s_memory_counts_where_it_is_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on the GPU of the layers, also on the second one if --main-gpu names that alone."""
+    cards = (CARD, structs.replace(CARD, name="CUDA1"))
+    monkeypatch.setattr(opening, "devices", lambda: (*devices(), *cards))
+    for options, gpu in (({}, "CUDA0"), ({"split_mode": "none", "main_gpu": 1}, "CUDA1"), ({"gpu_layers": 0}, "")):
+        load = make_load(path, ctx=512, **options)
+        without, opened = open_model(load), open_model(structs.replace(load, projector_bytes=GIB))
+        for each in (without, opened):
+            each.model.close()
+        assert opened.projector_gpu == gpu
+        assert opened.num_gpu_bytes - without.num_gpu_bytes == (GIB if gpu else 0)
+
+
 def test_a_load_that_ran_out_of_memory_is_repeated_without_its_draft_first(path: Path) -> None:
     alone = make_load(path, ctx=512, gpu_layers=0)
     pair = structs.replace(alone, draft_path=str(path), shapes=alone.shapes * 2)

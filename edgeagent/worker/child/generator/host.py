@@ -240,7 +240,7 @@ class Host:
         """The lines in `notes` and `warnings` are about this load, for the daemon's log."""
         if self.model.has_encoder:
             raise ModelLoadFailed(f"{load.path} reads its prompt with an encoder, which is not supported")
-        projector, why_no_media = self._open_projector(load, opened.config, on_part)
+        projector, why_no_media = self._open_projector(load, opened, on_part)
         self._open_runner(opened, 0 if projector is None else projector.max_whole)
         self._adapters = load_adapters(self.runner, load.adapters, load.unusable_adapters, on_part)
         costs = CostModel(self.runner.max_batch, self.runner.attention_tile)
@@ -272,15 +272,15 @@ class Host:
         self.info = self._described(opened.describe(load, sandbox, self.engine.context_length, load_ms))
 
     def _open_projector(
-        self, load: Load, config: EngineConfig, on_part: Callable[[str], None]
+        self, load: Load, opened: Opened, on_part: Callable[[str], None]
     ) -> tuple[Projector | None, str]:
         """Open the projector. If there is none, or it cannot be used, return what clients are told who send media."""
         if load.projector_path is None:
             return None, describe_no_media(load)
         on_part(projector_part(load.projector_path))
-        num_threads = config.threads or num_usable_cores()
+        num_threads, gpu = opened.config.threads or num_usable_cores(), opened.projector_gpu
         try:
-            return Projector(Path(load.projector_path), self.model, num_threads=num_threads), ""
+            return Projector(Path(load.projector_path), self.model, num_threads=num_threads, gpu=gpu), ""
         except (ModelDamaged, NotSupported, OSError) as error:
             why = error.message if isinstance(error, EdgeAgentError) else str(error)
             self._warn(f"takes no images and no sounds: {why}")

@@ -234,6 +234,7 @@ class LoadPreparation:
         self.cache_folder = None if disk is None else Path(disk.folder)
         self.weigh()
         self.needed_bytes = self.least_bytes = self.weights_bytes + _WORKER_BYTES
+        projector_bytes = 0 if self.projector_path is None else memory_bytes(self.projector_path)
         shapes: tuple[FileShape, ...] = ()
         if model is not None:
             shapes = (model.shape,) if draft.header is None else (model.shape, draft.header.shape)
@@ -243,10 +244,8 @@ class LoadPreparation:
                 predict(counted, self.engine, num_cells_wanted(model.shape, self.engine)).total_bytes,
                 predict(shapes[:1], self.engine, least_cells(model.shape, self.engine)).total_bytes,
             )
-            if self.projector_path is not None:
-                projector_bytes = memory_bytes(self.projector_path)
-                self.needed_bytes += projector_bytes
-                self.least_bytes += projector_bytes
+            self.needed_bytes += projector_bytes
+            self.least_bytes += projector_bytes
         return Load(
             name=self.name,
             path=str(self.path.absolute()),
@@ -265,6 +264,7 @@ class LoadPreparation:
             why_no_drafts=cause and f"removing refused drafts ended the process ({cause})",
             projector_path=None if self.projector_path is None else str(self.projector_path.absolute()),
             why_no_projector=why_no_projector,
+            projector_bytes=projector_bytes,
         )
 
     def model_files(self) -> dict[str, ModelFile]:

@@ -515,13 +515,13 @@ def test_why_there_is_no_draft_model_where_none_is_asked_for(tmp_path: Path, opt
 def test_a_projector_and_its_encoder_take_memory(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "m.gguf", MemoryKind.FULL_ATTENTION)
     source = ModelSource(lambda name: found_at(tmp_path / name, name), validate_model)
-    sizes = list[tuple[int, int]]()
+    sizes = list[tuple[int, int, int]]()
     for _ in range(2):
         preparation = prepared(tmp_path, source)
-        preparation.load()
-        sizes.append((preparation.needed_bytes, preparation.least_bytes))
+        load = preparation.load()
+        sizes.append((preparation.needed_bytes, preparation.least_bytes, load.projector_bytes))
         taken = memory_bytes(make_projector(tmp_path / "mmproj-m.gguf", "gemma3"))
-    assert sizes[1] == (sizes[0][0] + taken, sizes[0][1] + taken)
+    assert sizes[1] == (sizes[0][0] + taken, sizes[0][1] + taken, taken) and sizes[0][2] == 0
 
 
 async def test_adapters_are_checked_and_given_to_the_worker(tmp_path: Path) -> None:
