@@ -123,7 +123,8 @@ format: setup
 
 golden: setup
 	WRITE_GOLDEN=1 $(BIN)/python -m pytest tests/api/responses/test_events.py tests/api/test_golden.py tests/api/responses/test_routes.py \
-		tests/api/responses/socket/test_connection.py tests/api/anthropic/test_messages.py
+		tests/api/responses/socket/test_connection.py tests/api/anthropic/test_messages.py \
+		tests/api/wire/test_golden.py tests/conversation/test_compaction.py
 
 documents: setup
 	$(BIN)/python -m edgeagent.api.documents docs

@@ -106,12 +106,13 @@ def normalised(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     seen: dict[str, str] = {}
 
     def name(match: re.Match[str]) -> str:
-        prefix = match[0].split("_")[0]
+        prefix = re.split("[-_]", match[0])[0]
         return seen.setdefault(match[0], f"{prefix}_{sum(key.startswith(prefix) for key in seen) + 1}")
 
-    text = re.sub(r"\b(?:resp|msg|fc|rs|cmp)_[0-9a-f]{32}|\breq_[0-9a-f]{24}", name, text)
-    text = re.sub(r'("(?:created_at|completed_at)": )\d+', r'\1"<time>"', text)
-    text = re.sub(r'("delivery": )[\d.e-]+', r'\1"<measured>"', text)
+    ids = r"\b(?:resp|msg|fc|rs|cmp|item|conv|sess)_[0-9a-f]{32}|\breq_[0-9a-f]{24}|\bevent_[0-9a-f]{12}"
+    text = re.sub(rf"{ids}|\b(?:chat)?cmpl-[0-9a-f]{{24}}", name, text)
+    text = re.sub(r'("(?:created|created_at|completed_at)": )(?:\d+|"[\dT:.-]+Z")', r'\1"<time>"', text)
+    text = re.sub(r'("(?:delivery|total_duration)": )[\d.e-]+', r'\1"<measured>"', text)
     result: list[dict[str, Any]] = json.loads(text)
     return result
 
