@@ -14,6 +14,9 @@ import numpy as np
 
 from edgeagent.errors import InvalidRequest, NotSupported
 
+# A part of the key of what is cached of a file. Raise it if other pixels or samples are made of the same file.
+PREPROCESSING = b"1"
+
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 """Of an image: shape (height, width, 3), the values red, green and blue."""
 _ORIENTATION = 0x0112  # Exif's tag

@@ -18,6 +18,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from weakref import ref
 
+from edgeagent.engine.llama.decoding import PREPROCESSING
 from edgeagent.engine.llama.projector import Chunk, Layout, OpenMedium, Projector
 from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.media_tokens import media_tokens
@@ -311,7 +312,8 @@ class MediaReader:
                     served_by="local",
                 )
             is_one = part.positions is not None
-            key = b"".join((medium.digest, self.projector.id.encode(), num_chunks.to_bytes(4, "little")))
+            made_by = self.projector.id.encode(), PREPROCESSING
+            key = b"".join((medium.digest, *made_by, num_chunks.to_bytes(4, "little")))
             start = len(tokens)
             tokens.extend(media_tokens(key, part.num_tokens, is_whole=part.is_whole, is_one=is_one))
             embeddings = ChunkEmbeddings(medium, partition, num_chunks, self.encoder.ask)

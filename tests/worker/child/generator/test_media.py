@@ -653,6 +653,19 @@ def test_an_image_whose_embeddings_are_kept_is_not_decoded(
     assert read_all(again.host, apart) == [1], "another client's image is decoded"
 
 
+def test_what_another_preprocessing_made_of_a_file_is_not_found(
+    asker: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = asker("lfm2").host.media
+    assert reader is not None
+    before = reader.read(medium(png()), "")
+    monkeypatch.setattr(media_module, "PREPROCESSING", b"another")
+    after = reader.read(medium(png()), "")
+    (span,) = before.spans
+    assert before.tokens[: span.start] == after.tokens[: span.start]
+    assert before.tokens[span.start : span.end] != after.tokens[span.start : span.end]
+
+
 def test_a_note_stands_for_an_image_of_a_tool_that_cannot_be_read(asker: Callable[..., Asker]) -> None:
     lfm2 = asker("lfm2")
     whole, damaged = lfm2.media[0], medium(png()[:200])
