@@ -1,9 +1,9 @@
 """Decodes mutations of images and sounds for some minutes: `python -m tests.peer.media_fuzz --minutes 60 [FOLDER...]`.
 
-The files are those of tests/media_corpus.py, and all small images and sounds in the folders. Each mutation must be read
-or refused as a client's error, by a process that goes on. A process of its own decodes them, so a crash is told with
-the seed that caused it. The program exits with 1 if a mutation crashed the process, raised another error, or took too
-long or too much memory.
+The files are those of tests/media_corpus.py, those of CPython's own tests where they are installed, and all small
+images and sounds in the folders. Each mutation must be read or refused as a client's error, by a process that goes on.
+A process of its own decodes them, so a crash is told with the seed that caused it. The program exits with 1 if a
+mutation crashed the process, raised another error, or took too long or too much memory.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 import resource
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections import Counter
@@ -33,6 +34,8 @@ MAX_FILE_BYTES = 200_000
 MAX_S = 20.0
 MAX_GROWTH_MIB = 900  # the worker ends itself beyond 1 GiB
 SOUNDS_PER_LAYOUT = 50  # the spectra of half a minute take longer than the decoder
+OF_PYTHON = Path(sysconfig.get_path("stdlib"), "test")
+"""Where CPython's tests are: a logo in each format, saved by usual programs, and a recorded string."""
 SUFFIXES = {".png", ".gif", ".jpg", ".jpeg", ".webp", ".bmp", ".wav", ".mp3", ".flac"}
 
 
@@ -62,21 +65,21 @@ class Decoders:
 
 
 def real_files(folders: list[Path]) -> list[File]:
-    """Return the small images and sounds in these folders."""
-    found: list[File] = []
+    """Return the small images and sounds in these folders, each once."""
+    found: dict[File, None] = {}
     for path in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES):
         if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
             data = path.read_bytes()
             if mime := mime_of(data):
-                found.append(("image" if mime.startswith("image/") else "audio", data))
-    return found
+                found["image" if mime.startswith("image/") else "audio", data] = None
+    return list(found)
 
 
 def decode(first: int, until_s: float, folders: list[Path]) -> None:
     """Decode one mutation for each seed, and print each seed before it. Print the counts at the end."""
     with tempfile.TemporaryDirectory() as folder:
         decoders = Decoders(Path(folder))
-    files = [*by_rule(), *by_pillow(), *real_files(folders)]
+    files = [*by_rule(), *by_pillow(), *real_files([OF_PYTHON, *folders])]
     outcomes, by_mime = Counter[str](), Counter[str]()
     forms: dict[str, list[File]] = {}
     for kind, data in files:

@@ -32,11 +32,12 @@ from edgeagent.types import MediaKind, MemoryKind
 from edgeagent.worker.child.generator.media_file import MAX_PIXELS, check_medium
 from tests.media_corpus import bmp, by_rule, exif, mutated, webp_by_rule, with_exif
 from tests.models import make_tiny_model
-from tests.peer.media_fuzz import Decoders
+from tests.peer.media_fuzz import OF_PYTHON, Decoders, real_files
 from tests.projectors import NEEDS_LIBMTMD, crc, flac, jpeg, make_projector, medium, mp3, png, wav
 
 FILES = by_rule()
 SOUNDS = {"wav": wav(seconds=0.1)}
+MAX_HEAD_BYTES = 100  # of a file that has nothing behind its header
 SPARE = 64 << 10  # bytes that a PNG may have behind its pixels
 IDS = ["png", "gif", "jpeg", "turned jpeg", "bmp", "bmp of 8 bits", "webp", "wav", "mp3", "flac"]
 
@@ -280,6 +281,16 @@ def test_mutations_are_read_or_refused(tmp_path: Path) -> None:
         kind, data = FILES[seed % len(FILES)]
         outcomes[decoders.outcome(kind, mutated(data, random.Random(seed), others))] += 1
     assert outcomes["read"] > 20 and outcomes["refused"] > 20
+
+
+@NEEDS_LIBMTMD
+def test_files_of_usual_programs_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    whole = [file for file in real_files([OF_PYTHON]) if len(file[1]) > MAX_HEAD_BYTES]
+    if not whole:
+        pytest.skip("the tests of CPython are not installed")
+    decoders = Decoders(tmp_path)
+    assert [decoders.outcome(*file) for file in whole] == ["read"] * len(whole)
 
 
 @NEEDS_LIBMTMD
