@@ -111,7 +111,7 @@ class KioskConnection(Connection):
 
     async def _receive(self, text: str) -> list[Action]:
         frame = await run_inline_or_in_thread(len(text), partial(read_kiosk_frame, text, self._pinned))
-        return self._session.receive(frame)
+        return await self._acted_on(frame)
 
     def _take_file(self, data: bytes) -> list[Action]:
         del data

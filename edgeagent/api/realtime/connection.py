@@ -10,12 +10,10 @@ from fastapi import WebSocket
 from edgeagent.api.context import context_of
 from edgeagent.api.realtime.body import (
     ClientEvent,
-    ItemCreate,
-    ItemRetrieve,
+    RealtimeResponseCancel,
     RealtimeResponseCreate,
     Received,
     ResponseParams,
-    SessionUpdate,
     read_event,
 )
 from edgeagent.api.realtime.session import RealtimeSession
@@ -50,8 +48,8 @@ class RealtimeConnection(Connection):
         """Return the actions that answer a frame. No image is fetched for an event that is refused."""
         read = partial(read_event, text, is_local=self._realtime.is_local)
         received = await read_with_images(self._websocket, len(text), read, why_kept=self._why_kept_event)
-        if isinstance(received.event, ItemCreate | ItemRetrieve | SessionUpdate):
-            await self._outbox.wait_for_room()  # what they send comes back
+        if not isinstance(received.event, RealtimeResponseCancel):
+            await self._outbox.wait_for_room()  # what is sent may come back
         if received.warning is not None:
             warnings_for(self._websocket).log.write(received.warning)
         num_bytes = self._realtime.num_bytes_to_prepare(received, len(text))

@@ -282,6 +282,14 @@ class ResponseCreate:
             is_kept=self.is_stored and conversation.is_storable,
         )
 
+    @property
+    def num_echo_bytes(self) -> int:
+        """About the memory that `echo` takes. A schema takes ten times as much once it is read."""
+        schemas = [tool.parameters for tool in self.offered.tools]
+        if isinstance(self.format, JsonSchemaFormat):
+            schemas.append(self.format.schema)
+        return 10 * min(sum(map(len, schemas)), MAX_ECHO_BYTES) + min(len(self.body.instructions or ""), MAX_ECHO_BYTES)
+
     def echo(self, defaults: SamplingParams) -> Echo:
         """Return the fields of the API's Response object that repeat the request. Fields that are too large are empty.
 

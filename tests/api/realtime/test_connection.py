@@ -93,7 +93,7 @@ async def test_a_client_that_reads_late_gets_all_and_takes_little_memory(monkeyp
 
     def noted(outbox: Outbox, entry: Send | Close) -> None:
         push(outbox, entry)
-        pending.append(outbox._num_bytes)
+        pending.append(outbox.num_bytes)
 
     monkeypatch.setattr(Outbox, "push", noted)
     text = "x" * 900_000

@@ -23,7 +23,7 @@ from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import set_delivery
 from edgeagent.api.responses.socket.ahead import AheadAnswer
 from edgeagent.api.responses.socket.files import SentFiles
-from edgeagent.api.responses.socket.frames import CreateFrame, Frame, RefusedFrame, read_frame
+from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame, RefusedFrame, read_frame
 from edgeagent.api.responses.socket.lanes import LaneTurn, UndeliveredResponse
 from edgeagent.api.responses.socket.outbox import (
     INTERNAL_ERROR,
@@ -172,6 +172,7 @@ class Connection:
                 self._perform(self._take_file(message.get("bytes") or b""))
             else:
                 self._perform(await self._receive(text))
+            del message, text  # a frame may be large, and the next one late
             # Many frames may have arrived at once. `receive` does not let others run while there are more.
             await asyncio.sleep(0)
 
@@ -188,6 +189,15 @@ class Connection:
         frame = await read_with_images(self._websocket, len(text), read, files, self._why_kept_or_refused)
         if isinstance(frame, CreateFrame) and frame.warning:
             warnings_for(self._websocket).log.write(frame.warning)
+        return await self._acted_on(frame)
+
+    async def _acted_on(self, frame: Frame) -> list[Action]:
+        """Return the session's actions for a frame, once the client has read what it was sent.
+
+        A cancel does not wait. Any other frame may be answered with as much as was sent.
+        """
+        if not (isinstance(frame, OtherFrame) and frame.fields.get("type") == "response.cancel"):
+            await self._outbox.wait_for_room()
         return self._session.receive(frame)
 
     async def _why_kept_or_refused(self, frame: Frame) -> str | Frame:
@@ -243,8 +253,6 @@ class Connection:
         if not (self._is_writing or self._is_closed.is_set()):
             self._is_writing = True
             self._writing = start_now(self._write())
-        if self._outbox.is_flooded:
-            self._stall.is_found.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine as a task in this client's context. If it still runs when the connection ends, cancel it.

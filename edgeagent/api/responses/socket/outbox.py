@@ -43,54 +43,45 @@ class Close:
     reason: str
 
 
-# Above this, a connection's requests are asked for no more steps, so their backend pauses.
+# Above this, a connection's requests are asked for no more steps, so their backend pauses, and its frames wait, but for
+# cancels.
 MAX_PENDING_BYTES = 256 << 10
-# Only a client that sends bad frames and does not read the errors gets so far above MAX_PENDING_BYTES.
-MAX_FLOOD_BYTES = 4 << 20
 
 
 class Outbox:
     """A queue of Send and Close actions. `push` never waits. A task that can wait calls `wait_for_room`.
 
-    `is_full`: the queue takes more than MAX_PENDING_BYTES.
+    `num_bytes`: about the memory of the queue, and of the entry that was taken last, until the next `take`. `is_full`:
+    this is more than MAX_PENDING_BYTES.
     """
 
     def __init__(self) -> None:
         self._entries: deque[tuple[Send | Close, int]] = deque()
-        self._num_bytes = 0
+        self._num_taken_bytes = 0
+        self.num_bytes = 0
         self.is_full = False
         self._drained = asyncio.Event()
-
-    @property
-    def is_flooded(self) -> bool:
-        """Whether the queue takes more than MAX_FLOOD_BYTES. Tasks that call `wait_for_room` cannot add so much.
-
-        The client has caused this, for example by sending bad frames without reading the errors.
-        """
-        return self._num_bytes > MAX_FLOOD_BYTES
 
     def push(self, entry: Send | Close) -> None:
         """Add an entry at the end."""
         num_bytes = _cost(entry.event) + entry.num_bytes if isinstance(entry, Send) else 0
         self._entries.append((entry, num_bytes))
-        self._num_bytes += num_bytes
-        if self._num_bytes > MAX_PENDING_BYTES:
+        self.num_bytes += num_bytes
+        if self.num_bytes > MAX_PENDING_BYTES:
             self.is_full = True
             self._drained.clear()
 
     def take(self) -> Send | Close | None:
-        """Remove the next entry from the queue, and return it; None if there is none."""
-        if not self._entries:
-            return None
-        entry, num_bytes = self._entries.popleft()
-        self._num_bytes -= num_bytes
-        if self.is_full and self._num_bytes <= MAX_PENDING_BYTES:
+        """Remove the next entry from the queue, and return it; None if there is none. The one before it is written."""
+        self.num_bytes -= self._num_taken_bytes
+        if self.is_full and self.num_bytes <= MAX_PENDING_BYTES:
             self.is_full = False
             self._drained.set()
+        entry, self._num_taken_bytes = self._entries.popleft() if self._entries else (None, 0)
         return entry
 
     async def wait_for_room(self) -> None:
-        """Wait until the queue takes at most MAX_PENDING_BYTES."""
+        """Wait until the outbox is not full."""
         if self.is_full:
             await self._drained.wait()
 

@@ -119,10 +119,10 @@ class Steers:
         self._waiting: dict[str, tuple[Lane, tuple[Steer, ...]]] = {}
         self._num_failures = 0
 
-    def read(self, live: LaneTurn | None, previous_id: object, raw: object) -> Steer:
+    def read(self, live: LaneTurn | None, previous_id: object, raw: object, num_bytes: int) -> Steer:
         """Return the steer that a client sends to the response `previous_id`; raise SteerRefused if it is not accepted.
 
-        `live` is this response if it is under way, else None.
+        `live` is this response if it is under way, else None. `num_bytes`: the memory of the steer.
         """
         if live is None:
             raise self._unsteerable(previous_id)
@@ -142,7 +142,7 @@ class Steers:
                 steering.TOO_MANY_STEERS,
                 f"the inputs of {MAX_STEERS} responses wait for the results of their calls already; send the results",
             )
-        return Steer(self._make_id("steer"), live.id, raw, items)
+        return Steer(self._make_id("steer"), live.id, raw, items, num_bytes)
 
     def keep_waiting(self, live: LaneTurn) -> None:
         """Keep the steers of a response that ended in calls, until a create on its lane brings their results."""
@@ -162,15 +162,21 @@ class Steers:
             del self._waiting[previous_id or ""]
 
     def refused(
-        self, refusal: SteerRefused, lane: Lane | None, previous_id: object, raw: object, steer_id: str | None = None
-    ) -> Json:
-        """Return the event which tells the client that its input was refused. The event contains the input."""
+        self,
+        refusal: SteerRefused,
+        lane: Lane | None,
+        previous_id: object,
+        raw: object,
+        num_bytes: int,
+        steer_id: str | None = None,
+    ) -> Send:
+        """Return the event which tells the client that its input was refused. It contains the input of `num_bytes`."""
         event = steering.failed(refusal, previous_id, raw, steer_id)
         event["sequence_number"] = self._num_failures
         if lane is not None and lane.name is not None:
             event["stream_id"] = lane.name
         self._num_failures += 1
-        return event
+        return Send(event, num_bytes=num_bytes)
 
     def _unsteerable(self, previous_id: object) -> SteerRefused:
         if not isinstance(previous_id, str):
@@ -231,16 +237,16 @@ class Session:
                 self._wait(self._lanes.default, WaitingCreate(frame))
             case CreateFrame():
                 self._create(frame)
-            case OtherFrame(fields):
-                self._receive_other(fields)
+            case OtherFrame():
+                self._receive_other(frame)
         return self._take()
 
-    def _receive_other(self, fields: Json) -> None:
-        match fields.get("type"):
+    def _receive_other(self, frame: OtherFrame) -> None:
+        match frame.fields.get("type"):
             case "response.cancel":
-                self._cancel(fields)
+                self._cancel(frame.fields)
             case "response.steer":
-                self._steer(fields)
+                self._steer(frame)
             case "response.processed":
                 pass
             case unknown:
@@ -565,13 +571,14 @@ class Session:
         self._actions.append(Drop(live))
         self._feed(live, [unrun(reason, why, live.turn.usage_ahead)])
 
-    def _steer(self, frame: Json) -> None:
-        previous_id, raw = frame.get("previous_response_id"), frame.get("input")
+    def _steer(self, frame: OtherFrame) -> None:
+        previous_id, raw = frame.fields.get("previous_response_id"), frame.fields.get("input")
         live = self._lanes.turn(previous_id)
         try:
-            steer = self._steers.read(live, previous_id, raw)
+            steer = self._steers.read(live, previous_id, raw, frame.num_bytes)
         except SteerRefused as refusal:
-            self._actions.append(Send(self._steers.refused(refusal, live.lane if live else None, previous_id, raw)))
+            lane = live.lane if live else None
+            self._actions.append(self._steers.refused(refusal, lane, previous_id, raw, frame.num_bytes))
             return
         assert live is not None, "only a response that is under way can be steered"
         self._begin(live)
@@ -603,7 +610,8 @@ class Session:
 
     def _return_steers(self, lane: Lane, steers: Sequence[Steer], refusal: SteerRefused) -> None:
         for steer in steers:
-            self._actions.append(Send(self._steers.refused(refusal, lane, steer.previous_id, steer.raw, steer.id)))
+            refused = self._steers.refused(refusal, lane, steer.previous_id, steer.raw, steer.num_bytes, steer.id)
+            self._actions.append(refused)
 
     def _refuse(self, lane: Lane, error: EdgeAgentError, answers: Sequence[Steer]) -> None:
         """Send the error of a create that failed before it began. If it answers steers, refuse them instead."""
@@ -624,7 +632,9 @@ class Session:
         last = len(events) - 1
         for index, event in enumerate(events):
             is_terminal = index == last and event["type"] in TERMINAL
-            self._actions.append(Send(event, live.id, at_s, is_terminal))
+            # The events of a response share what they repeat of its create.
+            num_bytes = live.turn.create.num_echo_bytes if is_terminal else 0
+            self._actions.append(Send(event, live.id, at_s, is_terminal, num_bytes))
 
     def _send_error(self, error: EdgeAgentError, stream_id: str | None) -> None:
         self._actions.append(Send(cast("Json", error_event(error, stream_id))))

@@ -38,12 +38,16 @@ class SteerRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """An accepted `response.steer`. `raw`: the input as the client sent it. `items`: the input as user messages."""
+    """An accepted `response.steer`. `raw`: the input as the client sent it. `items`: the input as user messages.
+
+    `num_bytes`: about the memory that it takes.
+    """
 
     id: str
     previous_id: str
     raw: object
     items: tuple[Item, ...]
+    num_bytes: int = 0
 
 
 def read_steer_input(raw: object) -> tuple[Item, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from edgeagent.api.responses.socket.outbox import MAX_FLOOD_BYTES, MAX_PENDING_BYTES, Close, Outbox, Send
+from edgeagent.api.responses.socket.outbox import MAX_PENDING_BYTES, Close, Outbox, Send
 from edgeagent.api.wire.shape import Json
 
 
@@ -45,9 +45,10 @@ async def test_full_until_drained() -> None:
     assert not outbox.is_full
 
 
-def test_a_flood_of_answers_is_noticed() -> None:
+def test_what_is_being_written_counts() -> None:
     outbox = Outbox()
-    outbox.push(Send({"type": "error", "text": "x" * (MAX_FLOOD_BYTES - 1000)}))
-    assert not outbox.is_flooded
-    outbox.push(Send({"type": "error", "text": "x"}))
-    assert outbox.is_flooded
+    outbox.push(Send({"type": "response.steer.failed"}, num_bytes=MAX_PENDING_BYTES))
+    outbox.take()
+    assert outbox.is_full and outbox.num_bytes > MAX_PENDING_BYTES
+    assert outbox.take() is None
+    assert not outbox.is_full and outbox.num_bytes == 0
