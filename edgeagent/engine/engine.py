@@ -17,6 +17,7 @@ from functools import partial
 
 from edgeagent.engine.adapter_turns import AdapterTurns
 from edgeagent.engine.admission import Admission
+from edgeagent.engine.cache.block import common_length, to_array
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.choices import MAX_CHOICE_TOKENS
 from edgeagent.engine.context_room import output_room
@@ -245,6 +246,22 @@ class Engine:
     def has_embeddings(self, partition: str, tokens: Items[int]) -> bool:
         """Whether the embeddings that these tokens stand for are in the cache. Any thread may call it."""
         return self.prefixes.media.is_held(tokens, partition)
+
+    def step_helps(self, spec: SequenceSpec) -> bool:
+        """Whether a new prompt is probably computed sooner if it begins with the running step's tokens, once it ended.
+
+        Any thread may call it.
+        """
+        batch = self._batch
+        if batch is None or batch.expected_s is None or len(batch.parts) != 1:
+            return False
+        (part,) = batch.parts
+        sequence, start = part.sequence, part.sequence.num_computed
+        if not spec.read_cache or spec.cache_partition != sequence.spec.cache_partition:
+            return False
+        num_shared = common_length(sequence.tokens[: start + part.num_tokens], to_array(spec.prompt)) - start
+        left_s = batch.started_s + batch.expected_s - self._clock()
+        return left_s <= batch.expected_s * num_shared / part.num_tokens
 
     def cancel(self, sequence_id: str, num_output: int | None = None) -> Sequence | None:
         """End a sequence at once and return it; None if the id is unknown. Its computed tokens may stay cached.

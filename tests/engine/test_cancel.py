@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import SequenceSpec
 from edgeagent.types import MemoryKind
 from tests.engine.support import BatchSizes, greedy, make_engine, naive, run
-from tests.fakes import FakeRunner
+from tests.fakes import FakeClock, FakeRunner
 from tests.integrity import check_integrity
 
 
@@ -58,6 +59,30 @@ class TestCancel:
         assert run(engine)["final"][0] == naive(prompt, 8)[0]
         assert final.num_cached == num_computed
         assert runner.num_tokens_computed <= 400 + 8
+
+    @pytest.mark.parametrize(("elapsed", "num_shared"), [(0.0, 60), (0.25, 50), (0.75, 20)])
+    def test_a_step_helps_a_prompt_if_its_end_comes_sooner_than_the_shared_tokens(
+        self, elapsed: float, num_shared: int
+    ) -> None:
+        clock, seen = FakeClock(), list[bool]()
+
+        class Watched(FakeRunner):
+            def decode(self, slices: Items[Slice], min_tokens: int = 0) -> None:
+                super().decode(slices)
+                assert engine.current_step.expected_s
+                clock.advance(elapsed * engine.current_step.expected_s)
+                for num in (num_shared, num_shared - 10):
+                    spec = SequenceSpec("b", [*prompt[:num], 49, 48], greedy())
+                    seen.append(engine.step_helps(spec))
+                    seen.append(engine.step_helps(replace(spec, read_cache=False)))
+                    seen.append(engine.step_helps(replace(spec, partition="other")))
+
+        prompt = [1 + index % 40 for index in range(60)]
+        engine = make_engine(Watched(), batch_s=1.0, clock=clock)
+        engine.add(SequenceSpec("a", prompt, greedy(), max_tokens=1))
+        assert not engine.step_helps(SequenceSpec("b", prompt, greedy()))
+        engine.step()
+        assert seen == [True] + [False] * 5
 
     @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
     def test_an_interrupted_batch_is_computed_again(self, kind: MemoryKind) -> None:

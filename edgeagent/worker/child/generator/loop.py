@@ -200,6 +200,8 @@ class GeneratorLoop(JobLoop):
         self._engine = host.engine
         self.to_prepare = PrepareQueue()
         self._requests: dict[str, RunningRequest] = {}
+        # Whether the running step's only request is cancelled. The reader's thread sets it, `_cancel` clears it.
+        self._is_abandoned = False
         self._step_frames = StepFrames(host.model, lambda *ended: self.commands.put(partial(self._end_text, *ended)))
 
     def submit(self, message: Submit) -> None:
@@ -212,20 +214,34 @@ class GeneratorLoop(JobLoop):
 
         If no long step is running yet, the engine sees the command (`_has_command`) before it starts one, and postpones
         that step. But it never postpones two steps in a row. The cancel of a prefill ahead of a request interrupts
-        nothing: what the step computes is for the request that has replaced it.
+        nothing: what the step computes is for the request that has replaced it. The cancel of the only request
+        interrupts nothing either, so that its prefix is cached: the next request does that, if it begins sooner then.
         """
+        live = self._requests.get(command.id) if isinstance(command, Cancel) else None
+        is_kept = live is not None and live.submit.request.is_ahead and live.submit.request.prefill_only
+        if live is not None and live.prepared is not None and live.prepared.spec.write_cache:
+            self._is_abandoned = len(self._requests) == 1 and self.commands.empty() and not len(self._jobs)
+            is_kept |= self._is_abandoned
         self.commands.put(command)
         if isinstance(command, Cancel):
             self.to_prepare.drop(command.id)
-        live = self._requests.get(command.id) if isinstance(command, Cancel) else None
-        is_kept = live is not None and live.submit.request.is_ahead and live.submit.request.prefill_only
         if self._engine.current_step.is_long and not is_kept:
             self._runner.request_abort()
 
+    def ask(self, message: Ask) -> None:
+        super().ask(message)
+        if self._is_abandoned and self._engine.current_step.is_long:
+            self._runner.request_abort()
+
     def hand_in(self, submit: Submit, prepared: PreparedRequest) -> None:
-        """Queue a prepared request. Interrupt a long step of less urgent requests. The preparer calls it."""
+        """Queue a prepared request. The preparer calls it.
+
+        Interrupt a long step of less urgent requests, and one of a cancelled request that does not help it.
+        """
         self.commands.put(partial(self._begin, submit, prepared))
-        if self._engine.current_step.gives_way_to(prepared.spec.rank):
+        step = self._engine.current_step
+        is_useless = self._is_abandoned and step.is_long and not self._engine.step_helps(prepared.spec)
+        if is_useless or step.gives_way_to(prepared.spec.rank):
             self._runner.request_abort()
 
     def refuse(self, submit: Submit, error: EdgeAgentError) -> None:
@@ -315,6 +331,7 @@ class GeneratorLoop(JobLoop):
             self._engine.cancel(request_id, num_tokens)
 
     def _cancel(self, request_id: str) -> None:
+        self._is_abandoned = False
         request = self._requests.pop(request_id, None)
         if request is not None:
             sequence = self._engine.cancel(request_id)

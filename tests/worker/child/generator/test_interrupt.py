@@ -3,13 +3,103 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Rank
-from edgeagent.types import FinishReason, MemoryKind, Tier
-from edgeagent.worker.protocol import Cancel, Stop
+from edgeagent.types import CachePolicy, Embed, FinishReason, MemoryKind, Tier, TokenPrompt
+from edgeagent.worker.protocol import Ask, Cancel, Stop
+from tests.fakes import FakeRunner
 from tests.worker.child.generator.fake_host import Bench, naive
+
+LONG = tuple(range(1, 61))
+
+
+class Abortable(FakeRunner):
+    """Calls `during` within its first step, which then ends early if it was interrupted."""
+
+    during: Callable[[], None] | None = None
+
+    def decode(self, slices: Sequence[Slice], min_tokens: int = 0) -> None:
+        during, self.during = self.during, None
+        if during is not None:
+            during()
+        if self.num_aborts:
+            self.num_aborts, self.cancel_next = 0, 0
+        super().decode(slices, min_tokens)
+
+
+def cancelled_within(during: Callable[[Bench], None]) -> tuple[Bench, int]:
+    """Cancel a prompt within its step, where `during` follows. Return how many tokens the same prompt finds then."""
+    bench = Bench(runner_class=Abortable)
+    bench.give(tokens=LONG, max_tokens=3)
+
+    def cancel() -> None:
+        bench.loop.interrupt(Cancel("a"))
+        during(bench)
+
+    bench.host.runner.during = cancel  # type: ignore[attr-defined]
+    bench.turn()
+    bench.turn()
+    assert bench.finished().reason is FinishReason.CANCELLED
+    bench.give("again", LONG, max_tokens=1)
+    bench.run()
+    assert bench.tokens("again") == naive(1, LONG)
+    return bench, bench.finished("again").usage.num_cached_tokens
+
+
+class TestAbandonedStep:
+    def test_a_cancelled_prompt_leaves_what_its_step_computes(self) -> None:
+        _, num_cached = cancelled_within(lambda bench: None)
+        assert num_cached == len(LONG) - 1
+
+    def test_a_request_that_begins_with_the_same_tokens_waits_for_the_step(self) -> None:
+        bench, _ = cancelled_within(lambda bench: bench.give("next", (*LONG, 99, 98), max_tokens=1))
+        assert bench.finished("next").usage.num_cached_tokens == len(LONG)
+        assert bench.tokens("next") == naive(1, (*LONG, 99, 98))
+
+    @pytest.mark.parametrize(
+        "arrive",
+        [
+            lambda bench: bench.give("next", (*LONG[:1], 99, 98), max_tokens=1),
+            lambda bench: bench.give("next", LONG, max_tokens=1, cache=CachePolicy(read=False, write=False)),
+            lambda bench: bench.give("next", LONG, max_tokens=1, cache=CachePolicy(partition="other")),
+            lambda bench: bench.loop.ask(Ask("e", Embed((TokenPrompt((7,)),)))),
+            lambda bench: bench.loop.interrupt(Stop()),
+        ],
+    )
+    def test_another_request_ends_the_step_at_once(self, arrive: Callable[[Bench], None]) -> None:
+        bench = Bench(runner_class=Abortable)
+        bench.give(tokens=LONG, max_tokens=3)
+
+        def during() -> None:
+            bench.loop.interrupt(Cancel("a"))
+            assert bench.host.runner.num_aborts == 0
+            arrive(bench)
+            assert bench.host.runner.num_aborts == 1
+
+        bench.host.runner.during = during  # type: ignore[attr-defined]
+        bench.turn()
+        assert bench.host.runner.num_tokens_computed == 0
+
+    def test_a_prompt_that_is_not_cached_ends_at_once(self) -> None:
+        bench = Bench(runner_class=Abortable)
+        bench.give(tokens=LONG, max_tokens=3, cache=CachePolicy(read=False, write=False))
+        bench.host.runner.during = lambda: bench.loop.interrupt(Cancel("a"))  # type: ignore[attr-defined]
+        bench.turn()
+        assert bench.host.runner.num_tokens_computed == 0
+
+    def test_a_prompt_beside_another_request_ends_at_once(self) -> None:
+        bench = Bench(runner_class=Abortable)
+        bench.give(tokens=LONG, max_tokens=3)
+        bench.give("b", max_tokens=3)
+        bench.host.runner.during = lambda: bench.loop.interrupt(Cancel("a"))  # type: ignore[attr-defined]
+        bench.turn()
+        assert bench.host.runner.num_tokens_computed == 0
+        bench.run()
+        assert bench.tokens("b") == naive(3)
 
 
 class TestInterrupt:
