@@ -350,7 +350,8 @@ def _describe_layers(plan: RunPlan, config: EngineConfig, num_layers: int) -> Se
 def _typed(config: EngineConfig) -> list[EngineConfig]:
     """Return one copy of the options for each KV type that may be used, the best one first."""
     asked = {"kv_type_k": config.kv_type_k, "kv_type_v": config.kv_type_v}
-    types = ["f16"] if config.flash_attention == "off" else ["f16", _QUANTIZED]
+    needs_exact = config.flash_attention == "off" or config.cache_shift  # no quantized cells are moved
+    types = ["f16"] if needs_exact else ["f16", _QUANTIZED]
     if "auto" not in asked.values():
         return [config]
     return [

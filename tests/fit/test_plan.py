@@ -69,6 +69,8 @@ def test_what_was_asked_for_is_kept() -> None:
     assert chosen(make_plan([MODEL], typed, free_memory_for(4000))) == (3840, "f16", "f16")
     plain = EngineConfig(flash_attention="off")
     assert chosen(make_plan([MODEL], plain, free_memory_for(4000)))[1] == "f16", "q8_0 needs flash attention"
+    shifting = EngineConfig(cache_shift=True)
+    assert chosen(make_plan([MODEL], shifting, free_memory_for(4000)))[1:] == ("f16", "f16")
     mixed = EngineConfig(kv_type_k="q4_0")
     assert chosen(make_plan([MODEL], mixed, ROOMY)) == (8192, "q4_0", "f16")
 

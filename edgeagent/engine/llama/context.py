@@ -609,11 +609,11 @@ class LlamaRunner:
         self.clear(self._spare)
         return is_whole
 
-    def allow_shift(self) -> None:
-        """Set `can_shift`. Raise ModelLoadFailed if positions of this model's cells cannot be changed."""
-        if why := self._why_no_shift():
-            raise ModelLoadFailed(f"{self.model.path} cannot be served with --cache-shift: {why}")
-        self.can_shift = True
+    def allow_shift(self) -> str:
+        """Set `can_shift`, and return "". Return the reason if positions of this model's cells cannot be changed."""
+        why = self._why_no_shift()
+        self.can_shift = not why
+        return why
 
     def _why_no_shift(self) -> str:
         architecture = self.model.metadata("general.architecture")

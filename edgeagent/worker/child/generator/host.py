@@ -294,8 +294,9 @@ class Host:
         self.runner = LlamaRunner(self.model, config, attention=attention, max_rewind=opened.max_rewind)
         """The model's context. Any thread may call its `request_abort`."""
         self._choices = (*opened.choices, describe_attention(attention, config, is_tuned=opened.is_tuned))
-        if config.cache_shift:
-            self.runner.allow_shift()
+        if config.cache_shift and (why := self.runner.allow_shift()):
+            self._warn(f"runs without --cache-shift: {why}")
+            self._choices = (*self._choices, SettingChoice("cache shift", "off", "model", why))
         self._runners = [self.runner]
         self.power = FULL_POWER
         """How much of the machine the worker may use; another thread may replace it."""

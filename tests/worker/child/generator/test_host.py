@@ -313,6 +313,17 @@ class TestLoad:
         is_padded = kind is MemoryKind.FULL_ATTENTION
         assert choices["padding for attention"] == ("to 64 tokens" if is_padded else "none")
 
+    @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.SLIDING_WINDOW, MemoryKind.HYBRID])
+    def test_a_model_whose_cells_cannot_be_moved_runs_without_it(self, tiny_model: TinyModel, kind: MemoryKind) -> None:
+        host = load(tiny_model(kind), cache_shift=True)
+        told = [choice for choice in host.info.choices if choice.name == "cache shift"]
+        if kind is MemoryKind.FULL_ATTENTION:
+            assert host.runner.can_shift and not told and not host.warnings
+        else:
+            assert [choice.value for choice in told] == ["off"] and not host.runner.can_shift
+            assert host.warnings == (f"runs without --cache-shift: {told[0].why}",)
+        host.close()
+
     def test_the_status_names_the_text_as_the_draft(self, tiny_model: TinyModel) -> None:
         path = tiny_model(MemoryKind.FULL_ATTENTION)
         assert load(path, draft_ngrams=True).info.draft == "ngram"
