@@ -38,7 +38,7 @@ from edgeagent.engine.cache.block import (
     Written,
 )
 from edgeagent.engine.cache.cached_prefix import BlockReference
-from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
+from edgeagent.engine.cache.radix_tree import BlockPlace, RadixTree, Walk
 from edgeagent.types import CacheStatus, MemoryKind
 from edgeagent.usable import usable_memory
 
@@ -657,7 +657,7 @@ class BlockTable:
                 best, best_rank = reference, rank
         return best
 
-    def _reference(self, place: Place, end: int) -> BlockReference:
+    def _reference(self, place: BlockPlace, end: int) -> BlockReference:
         """Return a reference to a block's tokens up to position `end`."""
         entry = self._entries[place.key]
         num_bytes = entry.disk_bytes if entry.block is None else entry.block.num_bytes

@@ -21,7 +21,7 @@ _MAX_VISITS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockPlace:
     """The position of a block: it holds the tokens from `start` to `end` of a prefix."""
 
     key: BlockKey
@@ -40,7 +40,7 @@ class Node:
         self.tokens = tokens  # of the edge that ends here
         self.depth = depth  # tokens from the root to the end of the edge
         self.children: dict[int, Node] = {}
-        self.blocks: dict[BlockKey, Place] = {}  # the blocks that end exactly here
+        self.blocks: dict[BlockKey, BlockPlace] = {}  # the blocks that end exactly here
         self.sequences: frozenset[int] = frozenset()  # those that end here or below; few, so a copy is fast
 
 
@@ -75,11 +75,11 @@ class Walk:
                 yield from ((length, seq_id) for seq_id in node.sequences - seen)
                 seen = node.sequences
 
-    def blocks(self) -> Iterator[Place]:
+    def blocks(self) -> Iterator[BlockPlace]:
         """Yield the blocks whose tokens are all on the path, in the order of their ends."""
         return (place for node in self.nodes for place in node.blocks.values())
 
-    def across(self, min_depth: int) -> Iterator[tuple[Place, int]]:
+    def across(self, min_depth: int) -> Iterator[tuple[BlockPlace, int]]:
         """Yield (block, depth) of blocks that leave the path: only their tokens before position `depth` are on it.
 
         The greatest depths come first. Only depths greater than `min_depth` are searched. At most _MAX_VISITS nodes are
@@ -248,7 +248,7 @@ class RadixTree:
         else:
             return False
         node = self.blocks[head.key] = self._descend(node, head.tokens, frozenset())
-        node.blocks[head.key] = Place(head.key, head.parent, head.start, node.depth)
+        node.blocks[head.key] = BlockPlace(head.key, head.parent, head.start, node.depth)
         self._num_children[head.parent] += 1
         return True
 

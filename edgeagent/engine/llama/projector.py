@@ -39,7 +39,7 @@ _NODES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
+class MediaChunk:
     """`num_tokens` embeddings of a medium. `is_causal`: each attends only to those before it.
 
     `positions`: if not None, their own positions, in several dimensions; they take `num_positions` of the sequence.
@@ -56,7 +56,7 @@ class Chunk:
         return not self.is_causal or self.positions is not None
 
 
-Layout = tuple[tuple[int, ...] | Chunk, ...]
+Layout = tuple[tuple[int, ...] | MediaChunk, ...]
 """The form of a medium in a prompt: tokens of the vocabulary, and chunks of embeddings, in order."""
 
 
@@ -170,7 +170,8 @@ class Projector:
     def _find_max_whole(self) -> int:
         sizes = ((_LONG, _LONG), (_LONG, _SHORT), (_SHORT, _LONG))
         layouts = [self.layout_of_size(*size) for size in sizes if "image" in self.kinds]
-        return max((part.num_tokens for layout in layouts for part in layout if isinstance(part, Chunk)), default=0)
+        chunks = (part for layout in layouts for part in layout if isinstance(part, MediaChunk))
+        return max((chunk.num_tokens for chunk in chunks), default=0)
 
     def close(self) -> None:
         """Free the projector. Call no method afterwards."""
@@ -229,7 +230,7 @@ class Projector:
         self._was_interrupted = not self._is_wanted()
         return not self._was_interrupted
 
-    def _describe(self, chunk: Any) -> tuple[int, ...] | Chunk:
+    def _describe(self, chunk: Any) -> tuple[int, ...] | MediaChunk:
         mtmd, num_tokens = self._mtmd, ctypes.c_size_t()
         if mtmd.mtmd_input_chunk_get_type(chunk) == _TEXT:
             tokens = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(num_tokens))
@@ -239,13 +240,13 @@ class Projector:
         is_causal = not mtmd.mtmd_decode_use_non_causal(self._handle, chunk)
         image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         if not self._has_dimensions or not image:
-            return Chunk(count, is_causal, num_positions=count)
+            return MediaChunk(count, is_causal, num_positions=count)
         places = (mtmd.mtmd_decoder_pos * count)()
         mtmd.mtmd_helper_image_get_decoder_pos(image, 0, places)
         if any(place.z for place in places):
             raise NotSupported(f"the positions of images of {self.path} depend on those before them; not supported")
         positions = np.array([[place.t, place.y, place.x] for place in places], np.int32).T
-        return Chunk(count, is_causal, positions, int(mtmd.mtmd_input_chunk_get_n_pos(chunk)))
+        return MediaChunk(count, is_causal, positions, int(mtmd.mtmd_input_chunk_get_n_pos(chunk)))
 
     @contextlib.contextmanager
     def _chunks(self, decode: Callable[[], Any]) -> Iterator[list[Any]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgeagent.engine.cache import radix_tree
 from edgeagent.engine.cache.block import Head
-from edgeagent.engine.cache.radix_tree import Place, RadixTree, Walk
+from edgeagent.engine.cache.radix_tree import BlockPlace, RadixTree, Walk
 from tests.integrity import check_integrity
 
 # Few different tokens, so that sequences and blocks often overlap and diverge.
@@ -116,7 +116,7 @@ class Both:
         prefixes += [tokens for owner, tokens in self.sequences.values() if owner == partition]
         assert walk.depth == max((common(tokens, query) for tokens in prefixes), default=0)
         on = {
-            Place(key, parent, start, len(whole))
+            BlockPlace(key, parent, start, len(whole))
             for key, (_, parent, start, whole) in blocks.items()
             if behind <= len(whole) == common(whole, query)
         }
@@ -213,7 +213,7 @@ def test_a_sequence_that_goes_on_leaves_the_block_where_it_was() -> None:
     tree.insert(0, b"a")
     for tokens in ([1, 2], [3]):
         tree.extend(0, tokens)
-        assert list(tree.walk(b"a", [1, 2]).blocks()) == [Place(b"block", b"a", 0, 2)]
+        assert list(tree.walk(b"a", [1, 2]).blocks()) == [BlockPlace(b"block", b"a", 0, 2)]
         assert tree.blocks[b"block"].depth == 2
     assert list(tree.tokens(0)) == [1, 2, 3]
     check_integrity(tree)

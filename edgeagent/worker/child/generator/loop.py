@@ -45,7 +45,7 @@ class Embedder(Protocol):
     def close(self) -> None: ...
 
 
-class Embeddings(TextJobs):
+class EmbedJobs(TextJobs):
     """Computes the open Embed queries. They take turns, one text each."""
 
     def __init__(
@@ -192,10 +192,10 @@ class GeneratorLoop(JobLoop):
     """The loop of a model that generates: it runs requests on the engine, and chunks of embeddings between steps."""
 
     _frames: Outlet
-    _jobs: Embeddings
+    _jobs: EmbedJobs
 
     def __init__(self, host: Host, frames: Outlet) -> None:
-        super().__init__(Embeddings(host.embedder, frames, host.itl_budget_s), host.runner, frames)
+        super().__init__(EmbedJobs(host.embedder, frames, host.itl_budget_s), host.runner, frames)
         self._host = host
         self._engine = host.engine
         self.to_prepare = PrepareQueue()

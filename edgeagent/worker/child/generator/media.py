@@ -18,8 +18,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from weakref import ref
 
-from edgeagent.engine.llama.decoding import PREPROCESSING
-from edgeagent.engine.llama.projector import Chunk, Layout, OpenMedium, Projector
+from edgeagent.engine.llama.media_formats import PREPROCESSING
+from edgeagent.engine.llama.projector import Layout, MediaChunk, OpenMedium, Projector
 from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.media_tokens import media_tokens
 from edgeagent.engine.runner import Rows
@@ -243,7 +243,7 @@ class MediaEncoder(threading.Thread):
     def _opened(self, medium: Media, key: _Key) -> OpenMedium:
         if (kept := self._open.pop(key, None)) is None:
             opened = self._projector.open(medium.data)
-            num_tokens = sum(part.num_tokens for part in opened.layout if isinstance(part, Chunk))
+            num_tokens = sum(part.num_tokens for part in opened.layout if isinstance(part, MediaChunk))
             kept = opened, num_tokens * _TOKEN_BYTES[medium.kind]
         self._open[key] = kept
         while len(self._open) > 1 and sum(num_bytes for _, num_bytes in self._open.values()) > _MAX_OPEN_BYTES:
@@ -301,7 +301,7 @@ class MediaReader:
     def _with_spans(self, medium: Media, partition: str, layout: Layout) -> ReadMedium:
         tokens, spans, num_chunks = array("i"), list[MediaSpan](), 0
         for part in layout:
-            if not isinstance(part, Chunk):
+            if not isinstance(part, MediaChunk):
                 tokens.extend(part)
                 continue
             if not part.is_causal and part.num_tokens > self._max_whole:
@@ -382,7 +382,7 @@ class MediaReader:
         self._check_kind(medium)
         check_medium(medium)
         layout = self.projector.layout(medium.data)
-        return sum(part.num_tokens if isinstance(part, Chunk) else len(part) for part in layout)
+        return sum(part.num_tokens if isinstance(part, MediaChunk) else len(part) for part in layout)
 
     def _check_kind(self, medium: Media) -> None:
         if medium.kind not in self.projector.kinds:

@@ -12,7 +12,7 @@ import pytest
 from edgeagent.engine.llama.embedder import Rows
 from edgeagent.errors import EdgeAgentError, InternalError
 from edgeagent.types import Embed
-from edgeagent.worker.child.generator.loop import Embeddings
+from edgeagent.worker.child.generator.loop import EmbedJobs
 from edgeagent.worker.protocol import AnswerPart, Failed, FromWorker
 from tests.fakes import FakeClock
 
@@ -45,13 +45,13 @@ class FakeEmbedder:
 
 
 class Bench:
-    """Embeddings with a clock and a queue of frames."""
+    """EmbedJobs with a clock and a queue of frames."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.embedder = FakeEmbedder(self.clock)
         self.frames: SimpleQueue[FromWorker | None] = SimpleQueue()
-        self.embeddings = Embeddings(self.embedder, self.frames, 0.1, self.clock)
+        self.embeddings = EmbedJobs(self.embedder, self.frames, 0.1, self.clock)
 
     def give(self, ask_id: str, *texts: list[int], dimensions: int | None = None) -> None:
         self.embeddings.add(ask_id, Embed((), dimensions=dimensions))

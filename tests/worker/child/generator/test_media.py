@@ -27,7 +27,7 @@ from edgeagent.engine.cache.disk.files import Buffer, Files
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.llama.bindings import lib
-from edgeagent.engine.llama.projector import Chunk, OpenMedium, Projector
+from edgeagent.engine.llama.projector import MediaChunk, OpenMedium, Projector
 from edgeagent.engine.media_tokens import is_medium
 from edgeagent.engine.runner import Rows, Slice
 from edgeagent.engine.sequence import Sequence
@@ -256,7 +256,7 @@ def test_tiles_have_text_between_them(asker: Callable[..., Asker]) -> None:
     own = asker("smolvlm")
     assert own.host.media is not None
     shown = "".join(
-        f"[{part.num_tokens}]" if isinstance(part, Chunk) else b"".join(map(own.host.model.piece, part)).decode()
+        f"[{part.num_tokens}]" if isinstance(part, MediaChunk) else b"".join(map(own.host.model.piece, part)).decode()
         for part in own.host.media.projector.layout(png())
     )
     mark = "<fake_token_around_image>"

@@ -26,7 +26,7 @@ from edgeagent.engine.llama.media_formats import (
     without_claims,
 )
 from edgeagent.engine.llama.model import Model
-from edgeagent.engine.llama.projector import Chunk, Projector
+from edgeagent.engine.llama.projector import MediaChunk, Projector
 from edgeagent.errors import InvalidRequest, NotSupported
 from edgeagent.types import MediaKind, MemoryKind
 from edgeagent.worker.child.generator.media_file import MAX_PIXELS, check_medium
@@ -265,8 +265,8 @@ def test_a_turned_photo_is_what_is_seen(tmp_path: Path) -> None:
     image.fromarray(pixels).save(file, "JPEG")
     lying = with_exif(file.getvalue(), exif(6))
     assert projector.layout(lying) != projector.layout(file.getvalue())
-    assert [part.num_tokens for part in projector.layout(lying) if isinstance(part, Chunk)] == [
-        part.num_tokens for part in projector.layout(webp(turned(pixels, 6), 1)) if isinstance(part, Chunk)
+    assert [part.num_tokens for part in projector.layout(lying) if isinstance(part, MediaChunk)] == [
+        part.num_tokens for part in projector.layout(webp(turned(pixels, 6), 1)) if isinstance(part, MediaChunk)
     ]
 
 
