@@ -116,8 +116,8 @@ class BlockFile:
 class SavedState:
     """What a folder's STATE_FILE keeps from one process to the next.
 
-    - `now_s`: the folder's own time, which measures the ages of blocks and never goes back. While a process runs, it
-      follows a clock that cannot be set. It was saved when the wall clock showed `wall_s`.
+    - `now_s`: the folder's own time when this was saved. Ages of blocks are measured in it, and it never goes back.
+    - `wall_s`: what the wall clock showed then.
     - `allowance_bytes`: how many bytes could be written at `allowance_at_s`, by the folder's time.
     - `read_bytes_per_s`: the measured rate of reads; 0 if none is known.
     """

@@ -419,7 +419,7 @@ def _flatten(values: Mapping[str, Any], options: Mapping[str, Option], prefix: s
 
 
 def toml_lines(lines: Iterable[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the index of each line that is neither blank nor a comment, the table that it is in, and its key.
+    """Yield (index, table, key) for each line that is neither blank nor a comment.
 
     The table ends with a dot, as "server."; it is "" before the first header. The key of a header is "".
     """

@@ -225,7 +225,9 @@ class Answers:
             self._service.cancel(generation.id)
 
     async def generate(self, request: GenerateRequest, sink: Sink) -> None:
-        """Give a kept answer, or share or begin a generation; by the contract of backends.base.Backend."""
+        """Answer with what is kept, with the answer of an equal request that runs, or with a new one.
+
+        The contract is that of backends.base.Backend."""
         use = use_of(request, self.options)
         if use == NO_USE:
             await self._service.generate(request, sink)
@@ -487,7 +489,7 @@ class Answers:
 
     @staticmethod
     def be_patient() -> None:
-        """Let this task wait longer for the disk or the store than a question does: nobody waits for its answer."""
+        """Let this task wait longer for the disk or the store than a question does, since no client waits."""
         PATIENCE_S.set(_PATIENCE_S)
 
     async def has(self, request: GenerateRequest) -> bool:

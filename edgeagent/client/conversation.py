@@ -64,7 +64,9 @@ class Conversation:
         await self._client.prefill(self.words, **self._request())
 
     async def ahead(self) -> None:
-        """As `prefill`; also begin the answer, since the message may be whole. `commit` gets it if no word changes."""
+        """Do what `prefill` does, and also begin the answer, in case the message is complete.
+
+        If no word changes, `commit` returns this answer."""
         await self._client.prefill(self.words, ahead=bool(self.words), **self._request())
 
     async def commit(self, message: Input | None = None, **fields: Any) -> Reply:

@@ -207,7 +207,8 @@ def _home(environment: Mapping[str, str]) -> Path:
 class Removal:
     """The effect of removing a name: the files that are deleted, the bytes freed, and the aliases removed with it.
 
-    `found` is the removed model. It is None if only a name is removed: an alias, or the name of an adopted model.
+    `found` is the removed model. It is None if no file is deleted, since the name is an alias or that of
+    another program's model.
     """
 
     name: str

@@ -198,7 +198,7 @@ class ExtendedBody(SamplingBody):
 def choices_of(request: GenerateRequest, num: int) -> tuple[GenerateRequest, ...]:
     """Return `num` copies of a request, which differ in their ids, and in their seeds if `request` has a seed.
 
-    Without a seed, only the first may get an answer of the answer cache. Otherwise all would get the same.
+    Without a seed, only the first may get an answer of the answer cache. If all could, all would get the same answer.
     """
     seed = request.sampling.seed
     cache = request.cache if seed is not None else replace(request.cache, answers=AnswerPolicy.NONE)

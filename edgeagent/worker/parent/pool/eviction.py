@@ -37,8 +37,8 @@ _RETRY_AFTER_S = 5.0
 class _Lack:
     """Why there is no room for a model. `text` is the message for clients.
 
-    `free_bytes` is the memory that is free for the model; -1 if too many models are loaded. `is_coming`: there will be
-    room when the workers that are ending now have ended.
+    `free_bytes` is the memory that is free for the model; -1 if too many models are loaded. `is_coming`: whether
+    there is room once the workers that are ending have ended.
     """
 
     text: str
