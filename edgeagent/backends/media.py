@@ -53,7 +53,7 @@ def not_read(model: str, missing: Collection[MediaKind], takes: Collection[Media
     return NotSupported(
         f"{model} reads {reads}, and the last message has {what}: name a model that reads {what} ({small} gets a small "
         f"one), or add a remote that does (`edgeagent remote add ... {options}`)",
-        param="messages",
+        param="input",
     )
 
 

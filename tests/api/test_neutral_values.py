@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Annotated, Any, NotRequired, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel, TypeAdapter
+from typing_extensions import get_type_hints, is_typeddict
 
+from edgeagent.api.documents.asyncapi import CLIENT_FRAMES
 from edgeagent.api.openai.chat_body import read_chat
+from edgeagent.api.page.kiosk import KioskFrame
 from edgeagent.api.realtime.body import CLIENT_EVENTS
 from edgeagent.api.responses.body import read_create
 from edgeagent.api.routes import ROUTES as OPERATIONS
 from edgeagent.api.wire.body import MEANT_EMPTY, NEUTRAL_NUMBERS, Body, Settings, validate
+from edgeagent.api.wire.fields import Arguments
 from edgeagent.api.wire.latency import LatencyHeaders
+from edgeagent.api.wire.shape import Json
 from edgeagent.credentials.keys import Scope
+from edgeagent.types import TextDelta
+from tests.api.responses.socket.session_client import Client
 from tests.present import present
 
 WIRES = ("openai", "anthropic", "llama-server", "ollama")
@@ -32,12 +39,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "InputCall": {"type": "function_call", **FUNCTION},
     "InputCallOutput": {"type": "function_call_output", "output": "1"},
     "InputCompaction": {"type": "compaction"},
-    "InputCustomCall": {"type": "custom_tool_call", "name": "f", "input": "x"},
+    "InputCustomCall": {"type": "custom_tool_call", "name": "f"},
     "InputMessage": {"role": "user", "content": "hi"},
     "InputOtherItem": {"type": "web_search_call"},
     "InputReasoning": {"type": "reasoning"},
     "InstructionMessage": {"role": "system", "content": "hi"},
-    "NamespaceTool": {"type": "namespace", "name": "n", "tools": []},
+    "KioskFrame": {"type": "response.create"},
+    "KioskMessage": {"role": "user", "content": "hi"},
+    "NamespaceTool": {"type": "namespace", "name": "n"},
     "OllamaEarlierCall": {"function": FUNCTION},
     "OllamaMessage": {"role": "user"},
     "OllamaTool": {"function": {"name": "f"}},
@@ -94,35 +103,45 @@ NUMBERS = {
 }
 
 
-def parts(annotation: object) -> Iterator[type[BaseModel]]:
-    """Yield the bodies in a field's type."""
-    if isinstance(annotation, type) and issubclass(annotation, Body):
+def parts(annotation: object) -> Iterator[type]:
+    """Yield the bodies and the typed dicts in a field's type. A validator that reads a field says what clients send."""
+    if isinstance(annotation, type) and (issubclass(annotation, Body) or is_typeddict(annotation)):
         yield annotation
-    for inner in get_args(annotation):
-        yield from parts(inner)
+    for inner in (*get_args(annotation), getattr(annotation, "json_schema_input_type", None)):
+        if inner is not None:
+            yield from parts(inner)
 
 
-def all_settings() -> Iterator[type[Settings]]:
-    """Yield every body that clients send, every event of the Realtime API, the headers, and every object in one."""
-    waiting: list[type[BaseModel]] = [
-        each.body for each in OPERATIONS.values() if each.body and (each.tag in WIRES or each.scope is not Scope.ADMIN)
-    ]
-    waiting += [*CLIENT_EVENTS.values(), LatencyHeaders]
-    seen: set[type[BaseModel]] = set()
+def fields_of(body: type) -> dict[str, object]:
+    """Return the types of a body's or a typed dict's fields, by the names that clients send."""
+    if not issubclass(body, BaseModel):
+        return get_type_hints(body, include_extras=True)
+    return {
+        field.alias or name: Annotated[field.annotation, "", *field.metadata]
+        for name, field in body.model_fields.items()
+    }
+
+
+def all_bodies() -> Iterator[type]:
+    """Yield what clients send: bodies, queries, the frames of WebSockets, the headers, and every object in one."""
+    waiting: list[type] = [*CLIENT_EVENTS.values(), LatencyHeaders, KioskFrame]
+    for each in OPERATIONS.values():
+        if each.tag in WIRES or each.scope is not Scope.ADMIN:
+            waiting += [body for body in (each.body, each.query) if body]
+    seen: set[type] = set()
     while waiting:
         body = waiting.pop()
         if body in seen:
             continue
         seen.add(body)
-        optional = [field for field in body.model_fields.values() if not field.is_required()]
-        assert not optional or issubclass(body, Settings), f"{body.__name__} does not take neutral values"
-        if issubclass(body, Settings):
-            yield body
-        for field in body.model_fields.values():
-            waiting += parts(field.annotation)
+        yield body
+        for annotation in fields_of(body).values():
+            waiting += parts(annotation)
 
 
-BODIES = sorted(all_settings(), key=lambda body: body.__name__)
+ALL = sorted(all_bodies(), key=lambda body: body.__name__)
+BODIES = [body for body in ALL if issubclass(body, Settings)]
+DICTS = [body for body in ALL if not issubclass(body, BaseModel)]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
@@ -142,6 +161,51 @@ def test_a_neutral_value_is_as_if_the_field_were_absent(body: type[Settings]) ->
             assert validate(body, {**least, sent: value}) == absent, (sent, value)
 
 
+def test_each_body_with_optional_fields_takes_neutral_values() -> None:
+    for body in ALL:
+        if issubclass(body, BaseModel) and not issubclass(body, Settings):
+            assert all(field.is_required() for field in body.model_fields.values()), body.__name__
+
+
+@pytest.mark.parametrize("part", DICTS, ids=lambda part: part.__name__)
+def test_an_optional_field_of_a_part_may_be_null(part: type) -> None:
+    for annotation in fields_of(part).values():
+        if get_origin(annotation) is NotRequired:
+            TypeAdapter[Any](get_args(annotation)[0]).validate_python(None)
+
+
+def test_the_arguments_of_an_earlier_call_may_be_null() -> None:
+    """Otherwise a conversation with one such call could not be continued."""
+    [reads] = get_args(Arguments)[1:]
+    has_calls = {
+        body.__name__
+        for body in ALL
+        for annotation in fields_of(body).values()
+        if reads in getattr(annotation, "__metadata__", ())
+    }
+    assert has_calls == {"CalledFunction", "InputCall", "OllamaEarlierFunction", "ToolUseBlock"}
+    assert TypeAdapter[str](Arguments).validate_python(None) == "{}"
+
+
+@pytest.mark.parametrize("frame", CLIENT_FRAMES, ids=lambda frame: frame.__name__)
+def test_a_neutral_value_in_a_frame_is_as_if_the_field_were_absent(frame: type[BaseModel]) -> None:
+    [kind] = get_args(frame.model_fields["type"].annotation)
+    required = {"response.create": {"input": "hi"}, "response.steer": {"previous_response_id": "resp_1", "input": "no"}}
+
+    def told(**sent: Any) -> tuple[list[Json], list[str], list[str]]:
+        client = Client()
+        client.create()
+        client.step("resp_1", TextDelta("hi"))
+        return client.send(kind, **required.get(kind, {}), **sent), client.started, client.cancelled
+
+    absent = told()
+    assert absent[2] == (["resp_1"] if kind in ("response.cancel", "response.steer") else [])
+    for name, field in frame.model_fields.items():
+        for value in (None, "") if name not in MEANT_TEXTS else (None,):
+            if not field.is_required() and name not in required.get(kind, {}):
+                assert told(**{name: value}) == absent, (name, value)
+
+
 def test_each_wire_is_walked() -> None:
     names = {body.__name__ for body in BODIES}
     assert {"ChatBody", "CompletionBody", "CreateResponseBody", "EmbeddingsBody", "RerankBody"} <= names
@@ -149,6 +213,9 @@ def test_each_wire_is_walked() -> None:
     assert {"OllamaChatBody", "OllamaGenerateBody", "OllamaEmbedBody", "OptionsBody"} <= names
     assert {"ChooseBody", "LatencyHeaders"} <= names
     assert {"EdgeagentBody", "Format", "Reasoning", "StreamOptions"} <= names
+    assert {"EventsQuery", "KioskFrame", "KioskMessage", "ListQuery", "PageQuery"} <= names
+    parts = {"FilePart", "ImageAddress", "ImagePart", "ImageSource", "Sound", "TextBlock", "TextPart", "ToolUseBlock"}
+    assert parts <= {part.__name__ for part in DICTS}
     fields = {field.alias or name for body in BODIES for name, field in body.model_fields.items()}
     assert names >= {event.__name__ for event in CLIENT_EVENTS.values() if event.model_fields}
     assert fields >= NUMBERS.keys() and fields >= MEANT_EMPTY

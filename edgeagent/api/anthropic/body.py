@@ -86,9 +86,9 @@ class ImageSource(TypedDict):
     """An image in base64, or its address (`url`). An uploaded file (`file`) is refused."""
 
     type: Literal["base64", "url", "file"]
-    media_type: NotRequired[str]
-    data: NotRequired[str]
-    url: NotRequired[str]
+    media_type: NotRequired[str | None]
+    data: NotRequired[str | None]
+    url: NotRequired[str | None]
 
 
 _SOURCE: TypeAdapter[ImageSource] = TypeAdapter(ImageSource)
@@ -96,12 +96,13 @@ _SOURCE: TypeAdapter[ImageSource] = TypeAdapter(ImageSource)
 
 def _source(value: object) -> Media:
     source = _SOURCE.validate_python(value)
-    if source["type"] == "url" and is_address(url := source.get("url", "")):
+    url, data = source.get("url") or "", source.get("data")
+    if source["type"] == "url" and is_address(url):
         return of_url(url)
-    if source["type"] != "base64" or "data" not in source:
+    if source["type"] != "base64" or data is None:
         message = "must have the type base64 or url: there are no uploaded files here"
         raise PydanticCustomError(NOT_SUPPORTED, message)
-    return of_url(f"data:image/any;base64,{source['data']}")
+    return of_url(f"data:image/any;base64,{data}")
 
 
 @final

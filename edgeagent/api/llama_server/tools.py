@@ -13,7 +13,9 @@ from pydantic_core import to_json
 
 from edgeagent import __version__
 from edgeagent.api.context import context_of
+from edgeagent.api.openai.answer import reworded
 from edgeagent.api.openai.chat_body import ChatBody, read_chat
+from edgeagent.api.openai.completions import CHAT_PARAMS
 from edgeagent.api.openai.text_body import read_tokens
 from edgeagent.api.wire.body import Settings, read_body, read_valid
 from edgeagent.api.wire.fields import ModelName, sampling_defaults
@@ -21,7 +23,7 @@ from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Shape, shaped
 from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import ModelLoadFailed, ModelLoading, NotSupported, RequestTimeout
+from edgeagent.errors import EdgeAgentError, ModelLoadFailed, ModelLoading, NotSupported, RequestTimeout
 from edgeagent.service.service import status_of
 from edgeagent.types import (
     UNUSABLE,
@@ -215,7 +217,10 @@ async def apply_template(request: Request) -> JSONResponse:
     read = partial(read_chat, completion_id="", default_model=service.models.default())
     completion = (await read_body(request, read)).requests[0]
     assert isinstance(completion.prompt, ChatPrompt)
-    answer = await _ask(request, completion.model, RenderPrompt(completion.prompt))
+    try:
+        answer = await _ask(request, completion.model, RenderPrompt(completion.prompt))
+    except EdgeAgentError as error:
+        raise reworded(error, CHAT_PARAMS) from None
     return JSONResponse(RenderedPrompt(prompt=answer.text))
 
 

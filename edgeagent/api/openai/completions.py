@@ -104,7 +104,7 @@ async def _collect(run: Generate, answer: Answer) -> bytes:
     return await asyncio.to_thread(make) if is_long else make()
 
 
-_CHAT_PARAMS = {"input": "messages", "text.format": "response_format"}
+CHAT_PARAMS = {"input": "messages", "text.format": "response_format"}
 _TEXT_PARAMS = {"input": "prompt", "text.format": "json_schema"}
 
 routes = Routes()
@@ -120,7 +120,7 @@ async def create_chat_completion(request: Request) -> Response:
     model, num_choices, delivery = create.requests[0].model, len(create.requests), create.delivery
     answer = ChatAnswer(completion_id, model, num_choices, has_functions=create.has_functions)
     chunks = ChatChunks(answer, delivery) if delivery.is_streamed else None
-    return await respond(request, create.requests, answer, chunks, _CHAT_PARAMS)
+    return await respond(request, create.requests, answer, chunks, CHAT_PARAMS)
 
 
 @routes.add("POST /v1/completions", Scope.INFER, "openai", body=CompletionBody, answer=TextCompletion, streams=SSE)

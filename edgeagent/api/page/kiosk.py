@@ -23,7 +23,7 @@ from edgeagent.api.responses.socket.frames import CreateFrame, Frame, OtherFrame
 from edgeagent.api.responses.socket.lanes import LaneTurn
 from edgeagent.api.responses.socket.outbox import UNSUPPORTED_DATA, Close
 from edgeagent.api.responses.socket.session import Action, Session
-from edgeagent.api.wire.body import OwnerBody, parse_object, run_inline_or_in_thread, validate
+from edgeagent.api.wire.body import OwnerBody, Settings, parse_object, run_inline_or_in_thread, validate
 from edgeagent.api.wire.route import Routes
 from edgeagent.api.wire.shape import Json, Shape, shaped
 from edgeagent.config import KioskConfig
@@ -51,7 +51,7 @@ class KioskSettings(Shape):
     num_pages: int
 
 
-class KioskMessage(OwnerBody):
+class KioskMessage(Settings, OwnerBody):
     """A message of the conversation. No visitor writes the system prompt."""
 
     type: Literal["message"] = "message"
@@ -59,7 +59,7 @@ class KioskMessage(OwnerBody):
     content: Annotated[str, Field(max_length=MAX_CHARS)]
 
 
-class KioskFrame(OwnerBody):
+class KioskFrame(Settings, OwnerBody):
     """A frame of the page. Everything else about an answer is the owner's: model, instructions, tools and length.
 
     `input`: the whole conversation. `generate`: false computes its prompt only. `response_id`: what to cancel.

@@ -321,7 +321,7 @@ class InputCustomCall(_Item):
     call_id: Name | None = None
     name: Name
     namespace: Name | None = None
-    input: str
+    input: str = ""
 
 
 class InputCallOutput(_Item):

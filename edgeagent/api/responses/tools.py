@@ -60,7 +60,7 @@ class NamespaceTool(Settings):
     type: Literal["namespace"]
     name: ToolName
     description: str | None = None
-    tools: Annotated[list[_PlainTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+    tools: Annotated[list[_PlainTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = []
 
 
 AnyTool = Annotated[

@@ -112,7 +112,7 @@ class Settings(Body):
 
     Neutral are null, the empty string, and for some fields an empty list or object or a number; see `is_neutral`. The
     forms of settings pages and typed clients send them. A whole number such as 40.0 is read as an integer. Each body
-    with optional fields is of this class, except those of edgeagent's own routes.
+    and query with optional fields is of this class, except the bodies of edgeagent's own routes.
     """
 
     @model_validator(mode="before")
@@ -133,7 +133,7 @@ class Settings(Body):
         }
 
 
-class Query(Body):
+class Query(Settings):
     """The query parameters of a route. Unknown parameters are ignored. Numbers and booleans are read from text."""
 
     model_config = ConfigDict(strict=False)

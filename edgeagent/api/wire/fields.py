@@ -489,6 +489,8 @@ strict is called with any object."""
 
 
 def _arguments_text(arguments: object) -> str:
+    if arguments is None:  # some clients send back a call without arguments so
+        return "{}"
     if isinstance(arguments, dict):
         return json.dumps(arguments, ensure_ascii=False)
     if not isinstance(arguments, str):

@@ -53,13 +53,13 @@ def webp_pixels(data: bytes) -> Pixels:
     except ImportError as error:
         raise NotSupported(
             "WebP is read only with Pillow: install it (pip install 'edgeagent[webp]'), or send a PNG or a JPEG",
-            param="messages",
+            param="input",
         ) from error
     try:
         with WebPImageFile(BytesIO(data)) as image:
             return np.asarray(image.convert("RGB"))
     except (OSError, EOFError, SyntaxError, ValueError) as error:
-        raise InvalidRequest("an image cannot be decoded: the WebP is damaged", param="messages") from error
+        raise InvalidRequest("an image cannot be decoded: the WebP is damaged", param="input") from error
 
 
 def orientation(data: bytes) -> int:

@@ -266,7 +266,7 @@ class Projector:
             part = mtmd.mtmd_input_part(None, bitmap)
             parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
             if mtmd.mtmd_tokenize_from_parts(self._handle, chunks, parts, 1, False):
-                raise InvalidRequest(f"an image or a sound cannot be read: {_last_error()}", param="messages")
+                raise InvalidRequest(f"an image or a sound cannot be read: {_last_error()}", param="input")
         finally:
             mtmd.mtmd_bitmap_free(bitmap)
 
@@ -279,10 +279,10 @@ class Projector:
         options = mtmd.mtmd_helper_init_opt_default()
         bitmap = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(self._handle, buffer, len(data), False, options).bitmap
         if not bitmap:
-            raise InvalidRequest("an image or a sound cannot be decoded: it is damaged", param="messages")
+            raise InvalidRequest("an image or a sound cannot be decoded: it is damaged", param="input")
         if mtmd.mtmd_bitmap_is_audio(bitmap) and mtmd.mtmd_bitmap_get_n_bytes(bitmap) < 4 * _MIN_SAMPLES:
             mtmd.mtmd_bitmap_free(bitmap)
-            raise InvalidRequest("a sound is too short to be read", param="messages")
+            raise InvalidRequest("a sound is too short to be read", param="input")
         if how == 1:
             return bitmap
         try:

@@ -203,7 +203,7 @@ class ChatTemplate:
             messages = mark_messages(show_media(prompt.messages, marks), marker.mark, marker.mark_foreign)
             text = self._render_somehow(messages, definitions, kwargs, marker.mark)
         except RecursionError:
-            raise InvalidRequest("the messages or tools are nested too deep", param="messages") from None
+            raise InvalidRequest("the messages or tools are nested too deep", param="input") from None
         pieces = marker.split(text)
         return Rendered("".join(text for text, _ in pieces), pieces, _open_reasoning(text), marks)
 
@@ -233,7 +233,7 @@ class ChatTemplate:
             except _RefusedError as error:
                 refusal = refusal or error
         assert refusal is not None
-        raise InvalidRequest(f"the model's chat template refuses this conversation: {refusal}", param="messages")
+        raise InvalidRequest(f"the model's chat template refuses this conversation: {refusal}", param="input")
 
     def _run(self, messages: list[Turn], tools: list[Turn], kwargs: dict[str, Any]) -> str:
         try:
@@ -241,13 +241,13 @@ class ChatTemplate:
                 messages=messages, tools=tools or None, add_generation_prompt=True, **self._variables, **kwargs
             )
         except jinja2.exceptions.SecurityError as error:
-            raise InvalidRequest(f"the model's chat template is not safe to run: {error}", param="messages") from error
+            raise InvalidRequest(f"the model's chat template is not safe to run: {error}", param="input") from error
         except TemplateRaisedError as error:
             raise _RefusedError(str(error)) from error
         except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise _RefusedError(f"{type(error).__name__}: {error}") from error
         except (RecursionError, MemoryError) as error:
-            raise InvalidRequest("the model's chat template takes too much memory", param="messages") from error
+            raise InvalidRequest("the model's chat template takes too much memory", param="input") from error
 
     @cached_property
     def _style(self) -> Style:

@@ -67,7 +67,7 @@ def choose_media_marks(num: int, strings: Iterable[str]) -> str:
     used = set().union(*strings)
     marks = "".join(islice((mark for mark in map(chr, _MEDIA_MARKS) if mark not in used), num))
     if len(marks) < num:
-        raise InvalidRequest("the messages have too many characters for private use", param="messages")
+        raise InvalidRequest("the messages have too many characters for private use", param="input")
     return marks
 
 
@@ -146,7 +146,7 @@ def tokenize_around_media(rendered: Rendered, vocabulary: Vocabulary) -> list[li
     if places != list(range(len(rendered.media_marks))):
         raise InvalidRequest(
             "the model's chat template does not show each image or sound of this conversation exactly once",
-            param="messages",
+            param="input",
         )
     return [
         run if isinstance(run, int) else _tokenize_pieces(run, vocabulary, is_begin=index == 0)

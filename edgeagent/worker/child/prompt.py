@@ -303,13 +303,13 @@ class PromptReader:
                 tokens += run
                 continue
             if not 0 <= indices[run] < len(prompt.media):
-                raise InvalidRequest(f"the conversation has no medium {indices[run]}", param="messages")
+                raise InvalidRequest(f"the conversation has no medium {indices[run]}", param="input")
             medium = self._media.read(prompt.media[indices[run]], partition)
             media += medium.at(len(tokens))
             marks.append(range(len(tokens), len(tokens) + len(medium.tokens)))
             tokens += medium.tokens
         if media and media[-1].end >= len(tokens):
-            raise InvalidRequest("the model's chat template writes nothing behind a medium", param="messages")
+            raise InvalidRequest("the model's chat template writes nothing behind a medium", param="input")
         return _Written(prompt, rendered, tokens, tuple(media), tuple(marks))
 
     def _write_shortened(
@@ -481,7 +481,7 @@ MEDIA_MARKER = "<__media__>"
 def check_media(prompt: ChatPrompt, why_none: str) -> None:
     """Raise NotSupported with the message `why_none` if a conversation has images or sounds."""
     if any(message.media for message in prompt.messages):
-        raise NotSupported(why_none, param="messages", served_by="local")
+        raise NotSupported(why_none, param="input", served_by="local")
 
 
 def describe_no_media(load: Load) -> str:

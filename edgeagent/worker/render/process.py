@@ -104,7 +104,7 @@ def _encode(outcome: Opened | NotOpen | Done | Checked | Refused, began_s: float
         assert isinstance(outcome, Done)
         body = encode(Answer(structs.replace(outcome, pieces=_whole(outcome.pieces)), cpu_s))
     if len(body) > MAX_ANSWER_BYTES:
-        raise InvalidRequest(f"the rendered prompt is longer than {MAX_ANSWER_BYTES >> 20} MiB", param="messages")
+        raise InvalidRequest(f"the rendered prompt is longer than {MAX_ANSWER_BYTES >> 20} MiB", param="input")
     return body
 
 

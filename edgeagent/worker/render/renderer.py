@@ -105,7 +105,7 @@ class RenderLink:
         """Send a job and wait for its answer; raise _EndedError if the process ended during the job."""
         body = encode(job)
         if len(body) > _MAX_JOB_BYTES:
-            raise InvalidRequest(f"the conversation is longer than {_MAX_JOB_BYTES >> 20} MiB", param="messages")
+            raise InvalidRequest(f"the conversation is longer than {_MAX_JOB_BYTES >> 20} MiB", param="input")
         number = next(self._numbers)
         answered = self._waiting[number] = SimpleQueue()
         for start in range(0, len(body), _PART_BYTES):
@@ -209,5 +209,5 @@ def _too_slow(what: str) -> InvalidRequest:
     return TemplateTooSlow(
         f"the model's chat template takes {what}. Send a shorter conversation, use another model, or send a prompt's "
         "raw text (/v1/completions)",
-        param="messages",
+        param="input",
     )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edgeagent.api.llama_server import tools as text_routes
-from edgeagent.errors import Overloaded
+from edgeagent.errors import InvalidRequest, Overloaded
 from edgeagent.types import (
     Detokenize,
     QueryAnswer,
@@ -101,6 +101,14 @@ async def test_a_refusal_keeps_its_status(daemon: Running, backend: Answering) -
     reply = await post(daemon, "/tokenize", {"content": "a"})
     assert reply.status_code == 429
     assert reply.headers["retry-after"] == "2"
+
+
+async def test_a_conversation_that_the_model_refuses_is_in_the_field_messages(
+    daemon: Running, backend: Answering
+) -> None:
+    backend.answer = InvalidRequest("too long", param="input")
+    reply = await post(daemon, "/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
 
 
 async def test_waiting_has_an_end(daemon: Running, backend: Answering, monkeypatch: pytest.MonkeyPatch) -> None:

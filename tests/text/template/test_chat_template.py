@@ -116,7 +116,7 @@ def test_messages_that_a_template_takes_are_left_alone() -> None:
 def test_a_refusal_carries_the_words_of_the_template() -> None:
     with pytest.raises(InvalidRequest, match="never again") as error:
         render(templates.REFUSES_ALL, USER)
-    assert error.value.param == "messages"
+    assert error.value.param == "input"
 
 
 def test_a_template_without_tools_gets_them_in_the_system_message() -> None:

@@ -112,7 +112,7 @@ async def test_an_error_of_the_template_is_an_error(daemon: Daemon) -> None:
     template = await daemon.open("{{ raise_exception('only users, please') }}")
     with pytest.raises(InvalidRequest, match="only users, please") as caught:
         await render(template, prompt("hi"))
-    assert caught.value.param == "messages"
+    assert caught.value.param == "input"
 
 
 async def test_halves_of_characters_are_replaced(daemon: Daemon) -> None:
@@ -132,7 +132,7 @@ async def test_what_takes_too_long_is_ended_and_the_next_is_served(daemon: Daemo
     template = await daemon.open(WHEN.replace("WORK", WORK[work]))
     with pytest.raises(TemplateTooSlow, match=r"more than .*0\.3 s of CPU time") as caught:
         await render(template, prompt("work"))
-    assert caught.value.param == "messages"
+    assert caught.value.param == "input"
     assert (await render(template, prompt("hi"))).text == "hi"
 
 

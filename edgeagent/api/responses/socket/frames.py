@@ -62,6 +62,8 @@ def read_frame(text: str) -> Frame:
         fields = parse_object(text, "a frame must be a JSON object with a type")
     except EdgeAgentError as error:
         return RefusedFrame(error)
+    if fields.get("stream_id") == "":
+        del fields["stream_id"]
     if fields.get("type") != "response.create":
         return OtherFrame(fields, _memory_of(text))
     keep_if_local(fields)

@@ -68,7 +68,7 @@ class ChunkEmbeddings:
             self._ask(self)
         self.wait(0.0)
         if isinstance(self._answer, EdgeAgentError):
-            raise InternalError(self._answer.message, param="messages", served_by="local")
+            raise InternalError(self._answer.message, param="input", served_by="local")
         return self._answer
 
     def wait(self, timeout_s: float) -> None:
@@ -308,7 +308,7 @@ class MediaReader:
                 raise ContextLengthExceeded(
                     f"an image takes {part.num_tokens} tokens of one step, which has room for {self._max_whole}; load "
                     "the model with a larger --batch",
-                    param="messages",
+                    param="input",
                     served_by="local",
                 )
             is_one = part.positions is not None
@@ -387,7 +387,7 @@ class MediaReader:
     def _check_kind(self, medium: Media) -> None:
         if medium.kind not in self.projector.kinds:
             kinds = " and ".join({"image": "images", "audio": "sounds"}[kind] for kind in self.projector.kinds)
-            raise NotSupported(f"{self._name} takes {kinds}, and no other media", param="messages", served_by="local")
+            raise NotSupported(f"{self._name} takes {kinds}, and no other media", param="input", served_by="local")
 
     def _layout(self, medium: Media, partition: str) -> Layout:
         layout = self._known(medium, partition)

@@ -80,7 +80,7 @@ def _refusing_damage() -> Iterator[None]:
 
 
 def _refused(why: str) -> InvalidRequest:
-    return InvalidRequest(f"an image or a sound cannot be read: {why}", param="messages", served_by="local")
+    return InvalidRequest(f"an image or a sound cannot be read: {why}", param="input", served_by="local")
 
 
 def _check_image(width: int, height: int, max_pixels: int = MAX_PIXELS) -> None:

@@ -71,15 +71,16 @@ def test_lanes_run_side_by_side_and_mark_their_events() -> None:
         assert {event.get("stream_id") for event in client.finish(request_id)} == {lane}
 
 
-@pytest.mark.parametrize("name", ["", "a b", "x" * 257, "é", 5, [], "a\n"])
+@pytest.mark.parametrize("name", ["a b", "x" * 257, "é", 5, [], "a\n"])
 def test_bad_lane_names(name: object) -> None:
     error = error_of(Client().create(stream_id=name))
     assert (error["code"], error["param"]) == ("invalid_stream_id", "stream_id")
 
 
-def test_null_is_the_default_lane() -> None:
+@pytest.mark.parametrize("name", [None, ""])
+def test_null_is_the_default_lane(name: str | None) -> None:
     client = Client()
-    client.create(stream_id=None)
+    client.create(stream_id=name)
     assert not any("stream_id" in event for event in client.finish("resp_1"))
 
 

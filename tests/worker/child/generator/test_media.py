@@ -477,7 +477,7 @@ def test_media_that_cannot_be_read_are_refused(asker: Callable[..., Asker]) -> N
     for data, why in ((webp, "WebP"), (b"GIF89a", "incomplete"), (png()[:60], "damaged"), (b"hello", "no image")):
         with pytest.raises(InvalidRequest, match=why) as caught:
             own.begin(question("What?", medium(data)))
-        assert caught.value.param == "messages"
+        assert caught.value.param == "input"
     with pytest.raises(NotSupported, match="tiny takes images, and no other media"):
         own.begin(question("What?", medium(wav(), "audio")))
     twice = structs.replace(question("What?", own.media[0]), media=())

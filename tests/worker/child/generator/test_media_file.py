@@ -115,7 +115,7 @@ def test_whole_files_pass(kind: MediaKind, data: bytes) -> None:
 def test_what_claims_too_much_is_refused(kind: MediaKind, data: bytes, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as caught:
         check_medium(medium(data, kind))
-    assert caught.value.param == "messages"
+    assert caught.value.param == "input"
 
 
 def test_a_flac_of_unknown_length_ends_with_its_last_frame() -> None:
