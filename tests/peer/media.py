@@ -22,11 +22,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import platformdirs
@@ -39,6 +39,7 @@ from tests.peer.shelf import SHAPES, TWINS, cached_model, make_model
 from tests.peer.shelf.shapes import SEEING, SEEING_TWIN, Shape
 from tests.projectors import TINY, Kind, Size, make_projector, png, wav
 
+T = TypeVar("T")
 PEER = Path(platformdirs.user_cache_dir("edgeagent")) / "peer"
 FIRST, SECOND = "What is this, and what is beside it?", "Who made it, and what would you do with it?"
 PARTS = ("words", "first", "second", "streams", "memory")
@@ -230,10 +231,12 @@ def llama_server(program: Path, model: Path, projector: Path, threads: int, *fla
 class Table:
     """The rows of a shape. Each has edgeagent's figure, the other server's, and whether the bar is met."""
 
-    rows: list[tuple[str, str, str, str, str]] = field(default_factory=list)
+    rows: list[tuple[str, ...]] = field(default_factory=list)
 
-    def add(self, title: str, own: str, other: str = "–", bar: str = "–", *, is_met: bool | None = None) -> None:
-        self.rows.append((title, own, other, bar, "" if is_met is None else "met" if is_met else "**missed**"))
+    def add(self, title: str, own: str, *other: str, bar: str = "–", is_met: bool | None = None) -> None:
+        self.rows.append(
+            (title, own, *(other or ("–",)), bar, "" if is_met is None else "met" if is_met else "**missed**")
+        )
 
     def lines(self, title: str) -> Iterator[str]:
         yield f"| {title} | edgeagent | llama-server | bar | |"
@@ -258,20 +261,21 @@ class Comparison:
         return [self._shown.part(seed, is_tiny=self._options.tiny), {"type": "text", "text": text}]
 
     def run(self) -> None:
-        parts = self._options.only or PARTS
+        parts = self._options.only
         if "words" in parts:
             self._compare_words()
         compare = {"first": self._compare_first, "second": self._compare_second, "streams": self._compare_streams}
         chosen = [each for name, each in compare.items() if name in parts]
         if chosen:
-            with (
-                edgeagent(self._model, self._projector, self._options.threads) as own,
-                llama_server(self._options.llama_server, self._model, self._projector, self._options.threads) as other,
-            ):
-                for peer in (own, other):
+            given = self._model, self._projector, self._options.threads
+            with contextlib.ExitStack() as stack:
+                peers = [stack.enter_context(edgeagent(*given))]
+                if not self._options.alone:
+                    peers.append(stack.enter_context(llama_server(self._options.llama_server, *given)))
+                for peer in peers:
                     peer.ask(self.about("Warm up.", 0))
                 for each in chosen:
-                    each(own, other)
+                    each(peers)
         if "memory" in parts:
             self._measure_memory()
 
@@ -293,87 +297,70 @@ class Comparison:
                     # llama-server leaves out what follows the beginning of a character at the end.
                     num_same += texts[0] == texts[1] or texts[0].startswith(texts[1] + "\ufffd")
         title = f"the same {NUM_WORDS} greedy tokens"
-        self.table.add(title, f"{num_same} of {NUM_ANSWERS}", "–", "all", is_met=num_same == NUM_ANSWERS)
+        self.table.add(title, f"{num_same} of {NUM_ANSWERS}", bar="all", is_met=num_same == NUM_ANSWERS)
 
-    def _compare_first(self, own: Peer, other: Peer) -> None:
-        taken, num_prompt = dict[Peer, list[float]]({own: [], other: []}), dict[Peer, int]()
+    def _compare_first(self, peers: list[Peer]) -> None:
+        """Ask about a new file, each peer in turn."""
+        taken, num_prompt = [list[float]() for _ in peers], [0 for _ in peers]
         for turn in range(self._options.rounds):
             about = self.about(FIRST, next(self._seeds))
-            for peer in (own, other) if turn % 2 else (other, own):
-                answer = peer.ask(about)
-                taken[peer].append(answer.first_ms)
-                num_prompt[peer] = answer.num_prompt
-        self.table.add("tokens of the question", f"{num_prompt[own]}", f"{num_prompt[other]}")
-        ratio = median(mine / theirs for mine, theirs in zip(taken[own], taken[other], strict=True))
-        self.table.add(
-            "first question: first token",
-            f"{median(taken[own]):.0f} ms",
-            f"{median(taken[other]):.0f} ms",
-            f"≤ 1.02 × ({ratio:.3f})",
-            is_met=ratio <= 1.02,
-        )
+            for index in in_turn(range(len(peers)), turn):
+                answer = peers[index].ask(about)
+                taken[index].append(answer.first_ms)
+                num_prompt[index] = answer.num_prompt
+        self.table.add("tokens of the question", *map(str, num_prompt))
+        title, cells = "first question: first token", milliseconds(taken)
+        if self._options.alone:
+            self.table.add(title, *cells)
+            return
+        ratio = median(mine / theirs for mine, theirs in zip(*taken, strict=True))
+        self.table.add(title, *cells, bar=f"≤ 1.02 × ({ratio:.3f})", is_met=ratio <= 1.02)
 
-    def _compare_second(self, own: Peer, other: Peer) -> None:
+    def _compare_second(self, peers: list[Peer]) -> None:
         """Ask a second time about a file, and about a text of the same length; then again after a kill."""
-        second, text = dict[Peer, list[float]](), dict[Peer, list[float]]()
-        seed, words = 0, ""
-        for peer in (own, other):
-            second[peer], text[peer] = [], []
-            for _ in range(self._options.rounds):
+        second, text, after, text_after = ([list[float]() for _ in peers] for _ in range(4))
+        for index, peer in enumerate(peers):
+            for turn in range(self._options.rounds):
                 seed = next(self._seeds)
                 num_prompt = peer.ask(self.about(FIRST, seed)).num_prompt
-                second[peer].append(peer.ask(self.about(f"{seed}: {SECOND}", seed)).first_ms)
+                second[index].append(peer.ask(self.about(f"{seed}: {SECOND}", seed)).first_ms)
                 words = text_of(peer, num_prompt, seed)
                 peer.ask(f"{words} {FIRST}")
-                text[peer].append(peer.ask(f"{words} {seed}: {SECOND}").first_ms)
-        times, bar = median(second[own]) / median(text[own]), 1.2
-        self.table.add(
-            "second question: first token",
-            f"{median(second[own]):.0f} ms",
-            f"{median(second[other]):.0f} ms",
-            f"≤ {bar} × a text's ({times:.2f})",
-            is_met=times <= bar,
-        )
-        self.table.add("– of a text", f"{median(text[own]):.0f} ms", f"{median(text[other]):.0f} ms")
-        after, text_after = dict[Peer, float](), dict[Peer, float]()
-        for peer in (own, other):
-            peer.ask(self.about(FIRST, seed))
-            peer.ask(f"{words} {FIRST}")
-            time.sleep(SAVED_S)
-            peer.child.restart()
-            peer.ask("Warm up.")
-            after[peer] = peer.ask(self.about(f"And then: {SECOND}", seed)).first_ms
-            text_after[peer] = peer.ask(f"{words} And then: {SECOND}").first_ms
-        times, bar = after[own] / median(text[own]), 1.5
-        self.table.add(
-            "– after kill -9 and a restart",
-            f"{after[own]:.0f} ms",
-            f"{after[other]:.0f} ms",
-            f"≤ {bar} × a text's ({times:.2f})",
-            is_met=times <= bar,
-        )
-        self.table.add("– of a text, after it too", *(f"{text_after[peer]:.0f} ms" for peer in (own, other)))
-        seed, elsewhere = next(self._seeds), {}
-        for peer in (own, other):
+                text[index].append(peer.ask(f"{words} {seed}: {SECOND}").first_ms)
+                time.sleep(SAVED_S)
+                peer.child.restart()
+                peer.ask("Warm up.")
+                questions: list[tuple[list[float], str | list[dict[str, Any]]]] = [
+                    (after[index], self.about(f"And then: {SECOND}", seed)),
+                    (text_after[index], f"{words} And then: {SECOND}"),
+                ]
+                for asked, question in in_turn(questions, turn):
+                    asked.append(peer.ask(question).first_ms)
+        for title, times, bar in (
+            ("second question: first token", second, 1.2),
+            ("– after kill -9 and a restart", after, 1.5),
+        ):
+            ratio = median(times[0]) / median(text[0])
+            self.table.add(title, *milliseconds(times), bar=f"≤ {bar} × a text's ({ratio:.2f})", is_met=ratio <= bar)
+        self.table.add("– of a text", *milliseconds(text))
+        self.table.add("– of a text, after it too", *milliseconds(text_after))
+        seed, elsewhere = next(self._seeds), list[list[float]]()
+        for peer in peers:
             peer.ask(self.about(FIRST, seed))
             moved = [{"type": "text", "text": "Look at this."}, *self.about(FIRST, seed)]
-            elsewhere[peer] = peer.ask(moved).first_ms
-        self.table.add(
-            "the same file behind another text: first token", *(f"{each:.0f} ms" for each in elsewhere.values())
-        )
+            elsewhere.append([peer.ask(moved).first_ms])
+        self.table.add("the same file behind another text: first token", *milliseconds(elsewhere))
 
-    def _compare_streams(self, own: Peer, other: Peer) -> None:
-        cells, before = dict[Peer, str](), dict[Peer, str]()
-        for peer in (own, other):
+    def _compare_streams(self, peers: list[Peer]) -> None:
+        cells, before, p95s_ms = list[str](), list[str](), list[float]()
+        for peer in peers:
             usual, gaps, first_ms = peer.gaps_ms(self.about(FIRST, next(self._seeds)))
-            before[peer] = f"{quantile(usual, 0.95):.0f} ms (most {max(usual):.0f})"
-            p95_ms = quantile(gaps, 0.95)
-            cells[peer] = f"{p95_ms:.0f} ms (most {max(gaps):.0f}; answered after {first_ms:.0f})"
-            if peer is own:
-                is_met = p95_ms <= BUDGET_MS
+            before.append(f"{quantile(usual, 0.95):.0f} ms (most {max(usual):.0f})")
+            p95s_ms.append(quantile(gaps, 0.95))
+            cells.append(f"{p95s_ms[-1]:.0f} ms (most {max(gaps):.0f}; answered after {first_ms:.0f})")
         title = f"{NUM_STREAMS} streams while a file is read: gaps, p95"
-        self.table.add(title, cells[own], cells[other], f"≤ {BUDGET_MS:.0f} ms", is_met=is_met)
-        self.table.add("– before it", before[own], before[other])
+        self.table.add(title, *cells, bar=f"≤ {BUDGET_MS:.0f} ms", is_met=p95s_ms[0] <= BUDGET_MS)
+        self.table.add("– before it", *before)
 
     def _measure_memory(self) -> None:
         """Ask about many small files, and compare the memory with that after the first ones."""
@@ -388,12 +375,22 @@ class Comparison:
                 for seed in range(NUM_FILES // 2, NUM_FILES // 2 + NUM_FILES):
                     own.ask(tiny.about(FIRST, seed))
                 grown = (own.memory_bytes() - before) / 2**20
-        self.table.add(f"memory after {NUM_FILES} more files", f"{grown:+.1f} MiB", "–", "≤ 8 MiB", is_met=grown <= 8)
+        self.table.add(f"memory after {NUM_FILES} more files", f"{grown:+.1f} MiB", bar="≤ 8 MiB", is_met=grown <= 8)
 
 
 def comparable(text: str) -> str:
     """Return a text without what the servers write differently: white space before it, and bytes that are no UTF-8."""
     return re.sub("\ufffd+", "\ufffd", text).lstrip()
+
+
+def milliseconds(times: list[list[float]]) -> list[str]:
+    """Return the median of each list of times as a cell of the table."""
+    return [f"{median(each):.0f} ms" for each in times]
+
+
+def in_turn(parts: Sequence[T], turn: int) -> Sequence[T]:
+    """Return the parts, in another order at every second turn."""
+    return parts if turn % 2 else parts[::-1]
 
 
 def text_of(peer: Peer, num_tokens: int, seed: int) -> str:
@@ -407,12 +404,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHOWN, action="append", help="default: all")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part of the comparison; default: all")
+    parser.add_argument("--alone", action="store_true", help="leave llama-server out, and the words, which need it")
     parser.add_argument("--tiny", action="store_true", help="take tiny versions, to try this program")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", type=Path, default=PEER / "models", help="where the shapes' models are kept")
     parser.add_argument("--llama-server", type=Path, default=binary(default_folder(), "llama-server"))
     options = parser.parse_args()
+    options.only = [part for part in options.only or PARTS if not (options.alone and part == "words")]
+    if not options.alone and not options.llama_server.exists() and options.only != ["memory"]:
+        parser.error(
+            f"there is no llama-server at {options.llama_server}: compile it with `python tests/peer/build.py`, name "
+            "another one with --llama-server, or leave it out with --alone"
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end with this process
     for name in options.shape or SHOWN:
         with tempfile.TemporaryDirectory() as folder:
