@@ -42,6 +42,11 @@ PROMISES = [
     ),
     (
         REMOTE,
+        "Besides the hosts above, a daemon that listens beyond this machine looks up this machine's own name.",
+        "tests/daemon/test_addresses.py::test_the_full_name_is_asked_for_aside_and_not_on_loopback",
+    ),
+    (
+        REMOTE,
         "No image is fetched from an address for a conversation that must stay here.",
         "tests/api/test_addresses.py::test_nothing_is_fetched_for_a_conversation_that_stays_here",
     ),

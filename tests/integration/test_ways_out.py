@@ -75,6 +75,8 @@ LIBRARIES = {
 }
 CALLS = {
     *("open_connection", "create_connection", "create_datagram_endpoint", "sock_connect", "sock_sendto"),
+    *("open_unix_connection", "create_unix_connection", "getaddrinfo", "getnameinfo", "getfqdn"),
+    *("gethostbyname", "gethostbyname_ex", "gethostbyaddr"),
     *(
         "create_subprocess_exec",
         "create_subprocess_shell",
@@ -105,7 +107,7 @@ TO_ITS_DAEMON = "it asks the daemon whose address is in the state folder of this
 APPLICATION = "it is an application's client, which gives the address; commands give it their daemon's"
 PROGRAM = "it starts a program of this machine, which the command names"
 STAYS = {
-    "api/gate/security.py": "it reads how addresses are written",
+    "api/gate/security.py": "it reads addresses, and looks up this machine's own name, which has no row",
     "api/wyoming/server.py": LISTENS,
     "cli/browser.py": "it hands the browser an address of this machine",
     "cli/link.py": TO_ITS_DAEMON,
