@@ -107,8 +107,9 @@ class Admission:
     def make_way(self, sequence: Sequence, *, is_alone: bool) -> None:
         """Evict idle prefixes from the cells before the prefix of a newly claimed sequence is restored.
 
-        Only prefixes that are also stored in blocks are evicted. If no other sequence runs (`is_alone`), more prefixes
-        are first copied from the cells into blocks, as far as the saver's rule allows.
+        Only prefixes that are also stored in blocks are evicted, and on a GPU none that costs little. If no other
+        sequence runs (`is_alone`), more prefixes are first copied from the cells into blocks, as far as the saver's
+        rule allows.
         """
         if is_alone:
             restored = (
@@ -116,7 +117,7 @@ class Admission:
             )
             depth = max(sequence.num_computed, restored)
             self._prefixes.saver.read_out_for_prompt(len(sequence.tokens) - depth)
-        self._prefixes.saver.free_saved_cells()
+        self._prefixes.saver.free_saved_cells(0)
 
     def advance(self, sequence: Sequence, budget_s: float) -> bool:
         """Restore blocks for about `budget_s` seconds. Return True if none remain, so that steps may begin.

@@ -401,7 +401,7 @@ class Engine:
             self._use_idle_moment(has_command)
             return False
         self._warmer.pause()
-        self.prefixes.saver.free_saved_cells()
+        self.prefixes.saver.free_saved_cells(sum(part.size for part in parts))
         shape, min_tokens = self._costs.padded(parts)
         expected_s = self.cost_model.predict(shape)
         # Streams count as interactive ones at most, so those of the tier realtime give way to its prompts too.

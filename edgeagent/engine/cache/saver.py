@@ -104,7 +104,9 @@ class Saver:
         self._chains: dict[int, Chain] = {}  # by sequence id; empty if the model has a state
         self._unsaved: dict[int, CachePriority] = {}  # idle sequences not wholly in blocks, the longest idle first
         self._growing: dict[int, CachePriority] = {}  # live sequences that have full blocks to read out
-        self._saved: set[int] = set()  # idle sequences that were read out into blocks; their cells may be freed
+        # Idle sequences that were read out into blocks, with the cells that only they have. These may be freed.
+        self._saved: dict[int, int] = {}
+        self._stayed_s = 0.0  # the steps' time that these cells have cost, on a GPU
         self._unsavable: dict[int, CachePriority] = {}  # could not be saved; tried again before they leave the cells
         self._rate = TransferRate()
         self._credit_s = 0.0  # the share of the steps' time that is not spent
@@ -155,7 +157,7 @@ class Saver:
         priority = self._unsaved.get(seq_id)
         if priority is not None and self._save_all(seq_id, priority) is _Saved.ALL:
             del self._unsaved[seq_id]
-            self._saved.add(seq_id)
+            self._saved[seq_id] = self._slots.num_unshared(seq_id)
 
     def run_after_step(self, step_s: float, num_tokens: int, *, pause_s: float, is_awaited: bool) -> None:
         """Read out what the rule of this module allows after a step of `step_s` seconds with `num_tokens` tokens.
@@ -252,7 +254,7 @@ class Saver:
         if outcome in (_Saved.ALL, _Saved.UNSAVABLE):
             del self._unsaved[seq_id]
         if outcome is _Saved.ALL:
-            self._saved.add(seq_id)
+            self._saved[seq_id] = self._slots.num_unshared(seq_id)
         elif outcome is _Saved.UNSAVABLE:
             self._unsavable[seq_id] = priority
 
@@ -307,7 +309,20 @@ class Saver:
                     return
                 self.save_one()
 
-    def free_saved_cells(self) -> None:
+    def free_saved_cells(self, num_tokens: int) -> None:
+        """Free the cells of idle prefixes that are in blocks. Call it before `num_tokens` tokens are computed.
+
+        A GPU computes masked cells in little time, and a bus is slow. There they stay until they have cost the steps as
+        much time as their blocks need to come back.
+        """
+        if not self._runner.is_blocking:
+            num_cells = sum(self._saved.values())
+            self._stayed_s += self._costs.idle_cells_s(num_tokens, num_cells)
+            if self._stayed_s <= self._rate.seconds(
+                num_cells * self._cell_bytes + len(self._saved) * self._state_bytes
+            ):
+                return
+            self._stayed_s = 0.0
         for seq_id in tuple(self._saved):
             self._drop(seq_id)
 
@@ -369,7 +384,7 @@ class Saver:
         self._unsaved.pop(seq_id, None)
         self._growing.pop(seq_id, None)
         self._unsavable.pop(seq_id, None)
-        self._saved.discard(seq_id)
+        self._saved.pop(seq_id, None)
 
     def _save_next(self, seq_id: int, priority: CachePriority, *, allow_partial: bool) -> _Saved:
         """Read the next block of a sequence out of the cells. A partial block is read only if `allow_partial`."""

@@ -168,7 +168,7 @@ class DraftModel:
         which there is no room, is left out. The result is empty if cells run out, or if a batch fails or is
         interrupted.
         """
-        self.prefixes.saver.free_saved_cells()
+        self.prefixes.saver.free_saved_cells(sum(count for _, count in to_draft))
         try:
             return self._draft_all(to_draft, endings)
         except (DecodeCancelled, OutOfCells):

@@ -153,6 +153,37 @@ def test_what_a_slow_read_left_in_the_cells_is_read_out_when_there_is_time() -> 
     check_integrity(served.engine)
 
 
+@pytest.mark.parametrize(("is_blocking", "foreign_s", "stays"), [(False, 0.0, 1), (False, 1e-6, 0), (True, 0.0, 0)])
+def test_a_gpu_keeps_saved_prefixes_in_cells_while_they_cost_little(
+    is_blocking: bool, foreign_s: float, stays: int
+) -> None:
+    served = Served(Machine(foreign_s=foreign_s))
+    served.runner.is_blocking = is_blocking
+    served.begin("a", prompt_of(600))
+    run(served.engine)
+    assert served.runner.num_read >= 600, "it is in blocks"
+    served.begin("b", prompt_of(200, 2), 100)
+    served.finish()
+    assert (served.prefixes.slots.num_cells_used >= 900) == stays
+    sequence = served.engine.add(SequenceSpec("next", [*prompt_of(600), 7, 8], greedy(), max_tokens=1))
+    served.finish()
+    assert sequence.num_cached == 600
+    assert bool(sequence.num_restored) != stays
+    check_integrity(served.engine)
+
+
+def test_a_gpu_gives_up_prefixes_for_cells() -> None:
+    served = Served(Machine(), num_cells=2048)
+    served.runner.is_blocking = False
+    for number in range(4):
+        served.begin(f"{number}", prompt_of(900, number))
+        run(served.engine)
+        check_integrity(served.engine)
+    sequence = served.engine.add(SequenceSpec("again", prompt_of(900, 0), greedy(), max_tokens=1))
+    served.finish()
+    assert sequence.num_cached > 800 and sequence.num_restored
+
+
 def test_what_must_leave_is_read_out_first() -> None:
     served = Served(Machine(), num_cells=2048)
     for number in range(2):
