@@ -5,10 +5,11 @@ one such difference. A rule that does not know a language finds nothing in it; i
 refuses.
 
 Numbers, dates, times, units, names, quoted text, scripts and lengths are compared in any language that is written in
-Latin letters. Antonyms, words that point to a context, and numbers written as words are known in English, German,
-French, Spanish and Italian; negations and words for the present time in more (see words.py). Languages are told apart
-by their script, and those five by their most usual words. In Chinese and Japanese, which have no spaces, the characters
-that carry meaning must be the same, in the same order: "from Beijing to Shanghai" and back have the same ones.
+Latin letters. Antonyms, kinds of questions, words that point to a context, and numbers written as words are known in
+English, German, French, Spanish and Italian; negations and the most usual words of context in more (see words.py).
+Languages are told apart by their script, and those five by their most usual words. In Chinese and Japanese, which have
+no spaces, the characters that carry meaning must be the same, in the same order: "from Beijing to Shanghai" and back
+have the same ones.
 """
 
 from __future__ import annotations
@@ -19,16 +20,23 @@ from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from functools import lru_cache
+from itertools import pairwise
 
 from edgeagent.answers.similar.words import (
-    CLOCK,
+    ASKED,
     CONTEXT,
     COURTESIES,
     KOREAN_NEGATION,
     LANGUAGES,
     NEGATIONS,
+    OBLIGED,
+    OPEN,
     PARTICLES,
+    POINTING,
     PREFIXES,
+    TITLES,
+    TO_US,
+    TO_YOU,
     Language,
     joined,
 )
@@ -56,6 +64,8 @@ _MAY = re.compile(
     r"|(?<=[a-z] )May\b"
 )
 _SENTENCE_ENDS = ".!?:;\n"
+# A dot behind it ends no sentence: Dr. Meyer, Mrs. Smith, St. Mary, J. Smith.
+_SHORT_FORM = re.compile(r"\b(?!Hi\b|Hey\b)[^\W\d_a-zà-ÿ][^\W\d_]{0,3}\.$")
 _MAX_RATIO = 3.0
 _MIN_FRAME = 2  # words, with the one that differs
 _MIN_STEM = 4
@@ -101,7 +111,7 @@ class _Text:
         self.num_negations = sum(word.endswith("n't") or word in negations for word in self.words)
         self.num_negations += len(KOREAN_NEGATION.findall(self.text))
         has_word = not (known.context | CONTEXT).isdisjoint(self.words)
-        self.has_context = has_word or CLOCK.search(self.text.lower()) is not None
+        self.has_context = has_word or POINTING.search(self.text.lower()) is not None
         digits = (_plain(match.group()) for match in _NUMBER.finditer(self.text))
         self.numbers = Counter([*digits, *self._meanings(known.numbers)])
         self.units = set(self._meanings(known.units))
@@ -111,6 +121,10 @@ class _Text:
         letters = {match.group().lower() for match in _LETTER.finditer(self.text)} - known.fillers
         letters.update(found[-1].lower() for found in _NAMED_LETTER.findall(self.text))
         self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)} | letters
+        plain = self.text.lower()
+        self.asks = {kind for kind, pattern in ASKED.items() if pattern.search(plain)}
+        self.is_duty = OBLIGED.search(plain) is not None and OPEN.search(plain) is None
+        self.ways = {name for name, pattern in (("to us", TO_US), ("to you", TO_YOU)) if pattern.search(plain)}
 
     def _behind(self, known: Language) -> dict[str, set[str]]:
         """Return which words with opposites stand before a word: {"church": {"to"}} for "to the church"."""
@@ -134,10 +148,11 @@ class _Text:
     def _names(self) -> set[str]:
         """Return the words that are written with a capital letter as names are, in lower case.
 
-        The first word of a sentence is one only if another such word follows it. A text without capital letters has no
-        names; but a name of the other text is looked for in it (see `_other_names`).
+        The first word of a sentence is one only if another such word follows it. A word behind a title is one in any
+        case. Otherwise a text without capital letters has no names; but a name of the other text is looked for in it
+        (see `_other_names`).
         """
-        found = set()
+        found = {word for title, word in pairwise(self.words) if title in TITLES}
         for index, (word, start) in enumerate(self._found):
             following = self._found[index + 1 : index + 2]
             has_second = any(each[0].isupper() and at == start + len(word) + 1 for each, at in following)
@@ -147,7 +162,7 @@ class _Text:
 
     def _begins(self, start: int) -> bool:
         before = self.text[:start].rstrip(" \t\"'“„«([-¿¡*")
-        return not before or before[-1] in _SENTENCE_ENDS
+        return not before or (before[-1] in _SENTENCE_ENDS and not _SHORT_FORM.search(before))
 
 
 @lru_cache(_MAX_READ)
@@ -170,13 +185,30 @@ def _plain(number: str) -> str:
 
 
 def _opposed(first: _Text, second: _Text) -> bool:
-    """Whether a word of one text has its opposite only in the other: by the lists, or by a prefix that reverses it."""
+    """Whether a word of one text has its opposite only in the other: by the lists, or by how the two are made."""
     mine, other = set(first.words) - set(second.words), set(second.words) - set(first.words)
     return any(
         not first.opposites.get(word, _NOTHING).isdisjoint(other)
-        or any(prefix + word in other or word == prefix + each for prefix in PREFIXES for each in other)
+        or any(_is_reversed(word, each) or _is_reversed(each, word) for each in other)
         for word in mine
     )
+
+
+def _is_reversed(word: str, other: str) -> bool:
+    """Whether `word` is the other behind a prefix that reverses it, or the lessee of a lessor."""
+    stem = word.removesuffix("s").removesuffix("ee")
+    return any(word == prefix + other for prefix in PREFIXES) or (
+        stem + "ee" in word and other.removesuffix("s") in (stem + "er", stem + "or")
+    )
+
+
+def _other_question(first: _Text, second: _Text) -> bool:
+    """Whether they ask for other things: when and where, what may and what must be done, who does it for whom."""
+    if first.asks and second.asks and first.asks.isdisjoint(second.asks):
+        return True
+    if first.num_negations == 0 and first.is_duty != second.is_duty:
+        return True
+    return bool(first.ways and second.ways) and first.ways.isdisjoint(second.ways)
 
 
 def _other_names(first: _Text, second: _Text) -> bool:
@@ -271,5 +303,6 @@ RULES: dict[str, Callable[[_Text, _Text], bool]] = {
     "codes": lambda first, second: first.codes != second.codes,
     "order": _other_order,
     "one_word": _one_word,
+    "question": _other_question,
 }
 """Each rule's name, and whether it refuses. The names are those of the metric's label and of `answers stats`."""

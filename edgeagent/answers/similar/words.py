@@ -81,10 +81,10 @@ _SYMBOLS = """
     percent prozent percento
     second seconds sekunde sekunden seconde secondes segundo segundos secondi
     minute minutes minuten minuto minutos minuti
-    hour hours stunde stunden heure heures hora horas
-    week weeks woche wochen semaine semaines semana semanas settimana settimane
-    month months monat monate monaten mois mes meses mese mesi
-    year years jahr jahre jahren an ans année années año años anno anni
+    hour hours hourly stunde stunden stündlich heure heures hora horas
+    week weeks woche wochen semaine semaines semana semanas settimana settimane weekly wöchentlich semanal settimanale
+    month months monthly monat monate monaten monatlich mois mensuel mensuelle mes meses mensual mese mesi mensile
+    year years jahr jahre jahren an ans année années año años anno anni yearly annual annually jährlich annuel anual
     kb kilobyte kilobytes
     mb megabyte megabytes
     gb gigabyte gigabytes
@@ -110,7 +110,7 @@ ENGLISH = Language(
     negations=_words(
         "not no never none neither nor without cannot hardly except unless dont doesnt didnt isnt arent "
         "wasnt werent cant couldnt wont wouldnt shouldnt mustnt hasnt havent hadnt non minus forbidden prohibited "
-        "banned barred disallowed illegal unlawful"
+        "banned barred disallowed illegal unlawful only"
     )
     | {f"no{what}" for what in ("body", "thing", "where")},
     context=_words(
@@ -136,19 +136,19 @@ ENGLISH = Language(
         arrive arrives arriving arrival arrivals / depart departs departing departure departures leave leaves leaving
         enter enters entering entrance entry / exit exits leave leaves leaving
         start starts starting begin begins starting on / stop stops stopping end ends ending finish finishes off
-        increase increases raise raises higher up more grow / decrease decreases lower lowers reduce reduces less
+        increase increases raise raises higher up more grow / decrease decreases lower lowers reduce reduces less down
         turn / unturned
         enable enabled activate activated allow allowed / disable disabled deactivate forbid forbidden block blocked
         allow allowed permit permitted approve grant / deny denied forbid forbidden refuse reject prohibit ban banned
         approve approved / deny denied reject rejected decline declined cancel cancelled
         accept accepted / reject rejected decline declined refuse refused
-        include includes included including / exclude excludes excluded excluding
+        include includes included including / exclude excludes excluded excluding extra additional added
         add adds adding insert / remove removes removing delete subtract
         install / uninstall remove
         create / delete destroy
         save / delete discard spend
         connect join / disconnect
-        send sends sending give / receive receives receiving get take
+        send sends sending give pay pays paying / receive receives receiving get take
         deposit / withdraw withdrawal
         borrow / lend
         upload / download
@@ -177,9 +177,17 @@ ENGLISH = Language(
         true correct right / false wrong incorrect
         same equal / different other
         always / never
-        all every / none
+        all every each / none some
         born birth / died die dies death dead
         men man male boy boys gentlemen / women woman female girl girls ladies
+        employer employers / employee employees staff
+        buyer buyers customer customers guest guests / seller sellers vendor vendors host hosts
+        tenant tenants lodger / landlord landlords owner owners
+        sender senders / recipient recipients receiver receivers addressee
+        borrower borrowers debtor / lender lenders creditor
+        teacher teachers trainer trainers / pupil pupils student students trainee trainees
+        doctor doctors dentist dentists physician / nurse nurses / patient patients / visitor visitors
+        driver drivers / passenger passengers
         father dad / mother mum mom / son sons / daughter daughters / brother / sister / husband / wife / friend friends
         adult adults / child children kids / student students / senior seniors pensioner pensioners
         baby babies infant infants toddler toddlers / teenager teenagers teen teens / adult adults
@@ -191,7 +199,7 @@ ENGLISH = Language(
         credit / debit
         cash coins / card cards / cheque cheques / voucher vouchers
         refund refunded / exchange exchanged
-        pick picking collect / drop dropping
+        pick picking collect get / drop dropping submit hand return
         extend extended prolong / shorten shortened
         diesel / petrol gasoline / electric / hybrid
         automatic / manual
@@ -232,7 +240,7 @@ ENGLISH = Language(
         "zero=0 thousand=1000 million=1000000 billion=1000000000 half=1/2 quarter=1/4 dozen=12 once=1x twice=2x "
         "double=2x triple=3x first=1. second=2. third=3. fourth=4. fifth=5.",
     ),
-    units=_UNITS | _meanings("day days\npenny pence\npint pints\nacre acres"),
+    units=_UNITS | _meanings("day days daily\npenny pence\npint pints\nacre acres"),
     dates=_meanings(
         """
         monday mondays
@@ -281,7 +289,7 @@ GERMAN = Language(
     ),
     negations=_words(
         "nicht kein keine keinen keinem keiner keines nie niemals niemand nichts nirgends ohne weder außer minus "
-        "verboten untersagt unzulässig"
+        "verboten untersagt unzulässig nur lediglich ausschließlich"
     ),
     context=_words(
         "es dies diese dieser dieses diesen diesem jene jener jenes er ihn ihm jetzt heute morgen gestern hier dort da "
@@ -401,7 +409,8 @@ FRENCH = Language(
         "c s t m qu"
     ),
     negations=_words(
-        "ne n pas non jamais aucun aucune rien personne sans ni sauf interdit interdite interdits interdites"
+        "ne n pas non jamais aucun aucune rien personne sans ni sauf interdit interdite interdits interdites "
+        "seulement uniquement"
     ),
     context=_words(
         "ça cela ceci ce cette cet ces celui celle ceux elle elles lui leur ils maintenant aujourd'hui hier demain ici "
@@ -477,7 +486,8 @@ SPANISH = Language(
         "quería saber"
     ),
     negations=_words(
-        "no nunca jamás nadie nada ningún ninguna ninguno sin tampoco ni excepto salvo prohibido prohibida"
+        "no nunca jamás nadie nada ningún ninguna ninguno sin tampoco ni excepto salvo prohibido prohibida "
+        "solo sólo solamente únicamente"
     ),
     context=_words(
         "esto esta este estos estas eso esa ese esos esas aquello ello él ella ellos ellas lo ahora hoy ayer "
@@ -557,7 +567,8 @@ ITALIAN = Language(
         "ciao buongiorno grazie favore si dell all nell sull dall dov c"
     ),
     negations=_words(
-        "non no mai nessuno nessuna niente nulla senza né neanche tranne vietato vietata proibito proibita"
+        "non no mai nessuno nessuna niente nulla senza né neanche tranne vietato vietata proibito proibita "
+        "solo soltanto solamente"
     ),
     context=_words(
         "questo questa questi queste quello quella quelli quelle ciò esso essa lui loro adesso oggi ieri "
@@ -644,19 +655,25 @@ COURTESIES = _words(
 
 # Portuguese, Dutch, Czech, Russian and Arabic. Chinese and Japanese negations are among the compared characters.
 NEGATIONS = _words(
-    "não nem nunca ninguém nenhum nenhuma sem proibido proibida "
-    "niet geen nooit niemand niets zonder verboden "
-    "nelze není nejsou nikdy nikdo nic žádný žádná žádné bez zakázáno "
-    "не нет нельзя никогда никто ничего без запрещено "
+    "não nem nunca ninguém nenhum nenhuma sem proibido proibida só apenas somente "
+    "niet geen nooit niemand niets zonder verboden alleen "
+    "nelze není nejsou nikdy nikdo nic žádný žádná žádné bez zakázáno jen pouze "
+    "не нет нельзя никогда никто ничего без запрещено только "
     "لا ليس ليست لن لم بدون غير ممنوع"
 )
 CONTEXT = _words(
-    "hoje agora amanhã ontem vandaag nu morgen gisteren vanavond straks dnes teď nyní zítra včera "
-    "сегодня сейчас теперь завтра вчера اليوم الآن غدا أمس الليلة"
+    "hoje agora amanhã ontem aqui lá novamente repita este esta essa ele ela eles elas isso isto "
+    "vandaag nu morgen gisteren vanavond straks hier daar opnieuw nogmaals weer hij zij dit deze "
+    "dnes teď nyní zítra včera tady zde tam znovu opět ona oni tento tato toto "
+    "сегодня сейчас теперь завтра вчера здесь тут там снова опять повторите он она они оно это этот эта эти "
+    "اليوم الآن غدا أمس الليلة هنا هناك مجددا هو هي هم هذا هذه"
 )
 KOREAN_NEGATION = re.compile(r"없|않|못|불가|금지|(?<!\w)안(?!\w)")
-CLOCK = re.compile(
+POINTING = re.compile(
     r"[今昨]|明[天日]|现在|現在|目前|오늘|지금|내일|어제|현재"
+    # Here, there, this, he, she, again.
+    r"|[这這那她它彼]|再(?!见)|(?<!其)他|(?<![どき])[こそ](?:こ|れ|の)|あ(?:そこ|れ|の)|もう一度|もう一回"
+    r"|여기|거기|저기(?!요)|[이그저][것거]|다시|\bde novo\b|\boutra vez\b|\bještě jednou\b|\bещ[её] раз\b|مرة أخرى"
     r"|\bat (?:present|the moment)\b"
     # "How long before you close", but not "how long before the show do the doors open".
     r"|\bhow (?:long|many (?:minutes|hours|days)) "
@@ -682,7 +699,54 @@ CLOCK = re.compile(
     # "El próximo a Madrid", but not "un hotel próximo al museo", one that is near.
     r"|\bpróxim[oa]s?\b(?! (?:a|al|ao|à|aos|às|de|da|do)\b)|\b(?:el|la|los|las|o|a|os|as) próxim[oa]s?\b"
 )
-"""What means something only at a time, in lower case: today, now, the next train, the present time."""
+"""What means something only at a time or a place, in lower case: now, the next train, the present time, here, again."""
+
+_HOW = "how (?:do|does|can|could|may|should|to)"
+_ASKED = {
+    "place": rf"where(?:'s)?|wo|wohin|woher|où|d'où|a?d[oó]nde|dove|dov'è|{_HOW}",
+    "way": rf"{_HOW}|what (?:do|can|must|should|may|shall) (?:i|we|you|one)|comment|cómo"
+    r"|wie (?:kann|können|komme|kommt|muss|soll|geht)",
+    "time": r"when(?:'s)?|(?:what|which) (?:time|day|date)|how (?:early|late)|wann|wie spät|um wie ?viel uhr|quand"
+    r"|quelle heure|quels? jours?|cu[aá]ndo|qué (?:hora|días?)|quando|che (?:ora|giorno|giorni)",
+    "person": r"who|whom|whose|who's|wer|wen|wem|wessen|qui|quién|quiénes|chi",
+    "reason": r"why|how come|warum|wieso|weshalb|pourquoi|por qué|perché",
+    "amount": r"what (?:do|does|must|will|would) .{1,60}?(?:cost|pay)"
+    r"|how (?:much(?! time)|many(?! (?:times|minutes|hours|days|weeks|months|years)))|wie ?viele?(?! (?:uhr|mal))"
+    r"|combien(?! de (?:temps|fois))|cu[aá]nt[oa]s?(?! (?:tiempo|veces))|quant[oaie](?! (?:tempo|volte))",
+    "duration": r"how (?:long|much time|many (?:minutes|hours|days|weeks|months|years)|fast|quickly)|(?:un)?til when"
+    r"|wie (?:lange|schnell)|bis wann|combien de temps|cuánto tiempo|quanto tempo",
+    "frequency": r"how (?:often|many times)|wie oft|combien de fois|cuántas veces|quante volte",
+    "distance": r"how far|wie weit",
+    "age": r"how old|wie alt|quel âge",
+}
+ASKED = {kind: re.compile(rf"\b(?:{words})\b") for kind, words in _ASKED.items()}
+"""What is asked for, in lower case. A text may ask for several. "How do I get" may ask for a place too."""
+
+OBLIGED = re.compile(
+    r"\b(?:(?:do|does|did|will|would) (?:\w+ ){1,3}(?:need|have to)"
+    r"|(?:must|should|shall) (?:i|we|one|you|they|the|my|a)|(?:(?<=[.,;:?!] )|^)(?:must|should)"
+    r"|required|necessary|mandatory|obligatory|compulsory|obliged"
+    r"|(?:muss|müssen|soll|sollen|sollte|sollten|brauche|brauchen) (?:ich|wir|man|sie|mein|meine|die|der|das)"
+    r"|nötig|notwendig|erforderlich|pflicht|verpflichtet"
+    r"|dois-je|doit-on|devons-nous|je dois|on doit|il faut|faut-il|nécessaire|obligatoire"
+    r"|tengo que|tenemos que|hay que|debo|debemos|necesito|necesitamos|necesari[oa]|obligatori[oa]"
+    r"|devo|dobbiamo|bisogna|necessari[oa])\b"
+)
+"""Where it is asked whether something must be done, in lower case."""
+OPEN = re.compile(
+    r"\b(?:what|which|how|wie|was|welche[nrs]?|quoi|quels?|quelles?|comment|qué|cuál|cuáles|cómo|che|cosa|quale"
+    r"|quali|come)\b|^que\b"
+)
+"""Where it is asked what must be done, or how: "What do I have to do?" and "What can I do?" want one answer."""
+
+TO_US = re.compile(
+    r"\b(?:you (?!tell\b|show\b)(?:\w+ )?(?:me|us)|sie (?!sagen\b)(?:mir|mich|uns)|vous (?:m'|me |nous ))(?:\b|(?<=\W))"
+)
+TO_YOU = re.compile(r"\b(?:(?:i|we) (?!ask\b)(?:\w+ )?you|(?:ich|wir) (?:ihnen|sie)|(?:je|nous) vous)\b")
+"""Who does something for whom: "Do you send me the form?" and "Do I send you the form?" want two answers."""
+
+TITLES = _words("dr med mr mrs ms mme mlle prof herr frau señor señora sr sra srta dott dra signora signor")
+"""Words before a name."""
 
 PARTICLES = frozenset("的了吗嗎呢吧啊呀请請问問您你我们們是在有就都也么麼什")
 """Chinese characters that change nothing about what is asked. Japanese has such words in hiragana."""

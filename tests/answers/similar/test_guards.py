@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeagent.answers.similar.guards import MAX_CHARACTERS, RULES, refusal, refusal_alone
-from edgeagent.answers.similar.words import LANGUAGES
+from edgeagent.answers.similar.words import CONTEXT, LANGUAGES
 
 REFUSED = [
     ("numbers", "Where is room 3?", "Where is room 5?"),
@@ -43,6 +43,10 @@ REFUSED = [
     ("antonyms", "Where is the ladies' room?", "Where can I find the gentlemen’s room?"),
     ("antonyms", "Does the ticket include the boat?", "Is the boat excluded from the ticket?"),
     ("units", "How far is the station in miles?", "How many kilometres is the station away?"),
+    ("negation", "May guests use the gym?", "May only guests use the gym?"),
+    ("negation", "Do you take walk-ins?", "Do you take walk-ins only?"),
+    ("negation", "Dürfen Gäste ins Bad?", "Dürfen nur Gäste ins Bad?"),
+    ("units", "What is the daily limit for withdrawals?", "What is the monthly withdrawal limit?"),
     ("negation", "What am I allowed to bring?", "What am I not allowed to bring?"),
     ("negation", "Why can I pay?", "Why can't I pay?"),
     ("negation", "are dogs allowed?", "why arent dogs allowed?"),
@@ -65,7 +69,7 @@ REFUSED = [
     ("negation", "Можно ли платить картой в кафе?", "Нельзя платить картой в кафе?"),
     ("negation", "هل يمكنني الدفع بالبطاقة", "هل لا يمكنني الدفع بالبطاقة"),
     ("negation", "카드로 결제할 수 있나요", "카드 결제가 안 되나요"),
-    ("negation", "카드로 결제할 수 있나요", "여기서 카드로 결제할 수 없나요"),
+    ("negation", "카드로 결제할 수 있나요", "매장에서 카드로 결제할 수 없나요"),
     ("antonyms", "Můžu platit kartou?", "Je možné, že nemůžu platit kartou?"),
     ("antonyms", "approve the refund", "deny the refund"),
     ("antonyms", "How do I mute the speaker?", "How can the speaker be unmuted?"),
@@ -97,6 +101,14 @@ REFUSED = [
     ("antonyms", "Can my wife drive the car as well?", "May my son also drive the car?"),
     ("antonyms", "Is the van available in white?", "Can I have the van in black?"),
     ("antonyms", "How do I extend the rental?", "Is there a way to shorten a rental?"),
+    ("antonyms", "Does the employer pay the tax?", "Is the tax paid by the employee?"),
+    ("antonyms", "What does the lessee pay for repairs?", "What repairs does the lessor pay for?"),
+    ("antonyms", "Do trainees get a free lunch?", "Does the trainer get the lunch for free?"),
+    ("antonyms", "Does the sender pay the postage?", "Is postage paid by the recipient?"),
+    ("antonyms", "Does the landlord pay the heating?", "Is the heating paid by the tenant?"),
+    ("antonyms", "Does breakfast cost extra?", "Is breakfast included?"),
+    ("antonyms", "How do I get a sick note?", "Where can I hand in a sick note?"),
+    ("antonyms", "Is the front desk open all night?", "Is the front desk open some nights?"),
     ("antonyms", "Darf mein Hund mit ins Hotel?", "Ist eine Katze in Ihrem Hotel erlaubt?"),
     ("antonyms", "Je peux payer en espèces ?", "Vous acceptez la carte pour payer ?"),
     ("antonyms", "¿Tienen coches de gasolina?", "¿Hay algún coche diésel?"),
@@ -107,6 +119,27 @@ REFUSED = [
     ("antonyms", "Quando apre il museo?", "Quando chiude il museo?"),
     ("names", "Who painted the portrait of Anna Weber?", "Whose work is the portrait of Hannah Weber?"),
     ("names", "Anna Weber was born when?", "When was Hannah Weber born?"),
+    ("names", "When does Dr. Meyer work?", "What are the working hours of Dr. Bauer?"),
+    (
+        "names",
+        "How much does Dr. Smith charge for the removal of a wisdom tooth without insurance?",
+        "What is the charge of Dr. Jones for removing a wisdom tooth without an insurance?",
+    ),
+    ("names", "what does dr. smith charge for a tooth", "what is the charge of dr. jones for a tooth"),
+    ("names", "What does J. Smith charge for a tooth?", "What is the charge of J. Jones for a tooth?"),
+    ("names", "Is the school St. Mary open to guests?", "May guests enter the school St. Anna?"),
+    ("names", "When does Mr. Meyer work?", "What are the working hours of Mr. Bauer?"),
+    ("names", "When does Mrs. Meyer work?", "What are the working hours of Mrs. Bauer?"),
+    ("names", "When does Ms. Meyer work?", "What are the working hours of Ms. Bauer?"),
+    ("names", "Wann hat Prof. Meyer Sprechstunde?", "Die Sprechstunde von Prof. Bauer ist wann?"),
+    ("names", "Wann hat Hr. Meyer Sprechstunde?", "Die Sprechstunde von Hr. Bauer ist wann?"),
+    ("names", "Wann hat Fr. Meyer Sprechstunde?", "Die Sprechstunde von Fr. Bauer ist wann?"),
+    ("names", "wann hat frau dr. med. meyer sprechstunde", "die sprechstunde von dr. med. bauer ist wann"),
+    ("names", "Quand travaille M. Blanc ?", "M. Petit travaille quand ?"),
+    ("names", "Quand travaille Mme. Blanc ?", "Quels jours travaille Mme. Petit ?"),
+    ("names", "¿Cuándo trabaja el Sr. García?", "¿Qué días trabaja el Sr. Pérez?"),
+    ("names", "¿Cuándo trabaja la Sra. García?", "¿Qué días trabaja la Sra. Pérez?"),
+    ("names", "Quando lavora il Dott. Rossi?", "In che giorni lavora il Dott. Verdi?"),
     ("names", "How do I get to Leeds?", "how do i get to york?"),
     ("names", "Wie komme ich nach Leeds?", "Wie komme ich nach York?"),
     ("characters", "几点开门", "几点关门"),
@@ -151,6 +184,27 @@ REFUSED = [
     ("context", "今天几点关门", "今天几点关门"),
     ("context", "今日は何時までですか", "今日は何時までですか"),
     ("context", "오늘 몇 시에 닫나요", "오늘 몇 시에 닫나요"),
+    ("context", "O hotel fica aqui perto?", "O hotel fica aqui perto?"),
+    ("context", "Diga de novo", "Diga de novo"),
+    ("context", "Diga outra vez", "Diga outra vez"),
+    ("context", "Kde je ještě jednou vchod", "Kde je ještě jednou vchod"),
+    ("context", "Ещё раз, где вход", "Еще раз, где вход"),
+    ("context", "مرة أخرى من فضلك", "مرة أخرى من فضلك"),
+    ("context", "这里有厕所吗", "这里有厕所吗"),
+    ("context", "那个展览在几楼", "那个展览在几楼"),
+    ("context", "她是谁", "她是谁"),
+    ("context", "他是谁", "他是谁"),
+    ("context", "再说一遍", "再说一遍"),
+    ("context", "ここはどこですか", "ここはどこですか"),
+    ("context", "それは何ですか", "それは何ですか"),
+    ("context", "その絵は何ですか", "その絵は何ですか"),
+    ("context", "あれは何ですか", "あれは何ですか"),
+    ("context", "彼は誰ですか", "彼は誰ですか"),
+    ("context", "もう一度", "もう一度"),
+    ("context", "여기 어디예요", "여기 어디예요"),
+    ("context", "거기 어떻게 가나요", "거기 어떻게 가나요"),
+    ("context", "그거 얼마예요", "그거 얼마예요"),
+    ("context", "다시 말해 주세요", "다시 말해 주세요"),
     ("context", "What is the time please?", "What is the time please?"),
     ("context", "when is the next train to Leeds", "when is the next train to Leeds"),
     ("context", "What is the time in New York?", "What is the time in New York?"),
@@ -181,6 +235,33 @@ REFUSED = [
     ("language", "Hola, ¿dónde está la salida?", "Dov'è l'uscita per favore?"),
     ("length", "Tickets?", "Where can I buy the tickets for the new exhibition about ancient ships and harbours?"),
     ("length", "please", "thanks"),
+    ("question", "Where does the tour start?", "Hello, can you tell me when the tour starts?"),
+    ("question", "Where do I pay the parking fee?", "How much do I pay for the parking fee?"),
+    ("question", "How much luggage can I leave?", "How long can I leave luggage with you?"),
+    ("question", "How often may I use the gym?", "How long may I stay in the gym?"),
+    ("question", "Why is my card blocked?", "How do I get my card blocked?"),
+    ("question", "Who can visit a patient?", "When can people visit a patient?"),
+    ("question", "How far is the beach?", "How do I get to the beach?"),
+    ("question", "How old must my children be for the pool?", "How many children may use the pool?"),
+    ("question", "Wo beginnt die Führung?", "Können Sie mir sagen, wann die Führung beginnt?"),
+    ("question", "Wie lange ist die Sauna offen?", "Wie oft machen Sie die Sauna sauber?"),
+    ("question", "Où commence la visite ?", "À quelle heure commence la visite ?"),
+    ("question", "¿Dónde empieza la visita?", "¿A qué hora empieza la visita?"),
+    ("question", "Dove inizia la visita?", "A che ora inizia la visita?"),
+    ("question", "Can I enter with shoes?", "Must I take off shoes to enter?"),
+    ("question", "Can I pay in advance?", "Do I have to pay in advance?"),
+    ("question", "Should children wear a helmet?", "Are children allowed to wear a helmet?"),
+    ("question", "Can I eat before the blood test?", "Should I eat before a blood test?"),
+    ("question", "Do I get a referral from the doctor?", "Do I need a referral for a doctor?"),
+    ("question", "May I leave a deposit?", "Is a deposit required?"),
+    ("question", "Kann ich im Voraus zahlen?", "Muss man bei Ihnen im Voraus zahlen?"),
+    ("question", "Peut-on payer en avance ?", "Faut-il payer en avance ?"),
+    ("question", "¿Puedo pagar por adelantado?", "Hola, ¿hay que pagar por adelantado?"),
+    ("question", "Posso pagare in anticipo?", "Mi scusi, bisogna pagare in anticipo la camera?"),
+    ("question", "Do you send me the bill?", "Do I send you the bill?"),
+    ("question", "Will you call me when the car is ready?", "Can I call you when the car is ready?"),
+    ("question", "Können Sie mir das Formular schicken?", "Kann ich Ihnen das Formular schicken?"),
+    ("question", "Pouvez-vous m'envoyer le formulaire ?", "Puis-je vous envoyer le formulaire ?"),
     ("one_word", "Can I bring a lamp inside?", "Can I bring a tent inside?"),
     ("one_word", "How do I reset my password quickly?", "How do I reset my username quickly?"),
     ("one_word", "Jak zmienić numer telefonu banku", "Jak zmienić numer konta banku"),
@@ -227,13 +308,75 @@ ALLOWED = [
     ("Сколько времени занимает тур?", "Сколько времени занимает тур?"),
     ("Do you accept cash or cards?", "Can I pay by card or in cash?"),
     ("When can I check in?", "From when can I check in to my room?"),
+    ("When does Dr. Meyer work?", "What are the working hours of Dr. Meyer?"),
+    ("Hi. Where can I buy tickets?", "Where are the tickets sold?"),
+    ("Where do I buy a ticket?", "How do I get tickets?"),
+    ("What do I have to do to cancel?", "How can I cancel?"),
+    ("What can I do if I lose my card?", "What should I do if I lose the card?"),
+    ("Is an appointment necessary?", "Do I need an appointment?"),
+    ("What does a ticket cost?", "How much is a ticket?"),
+    ("How much do I have to pay for parking?", "What does parking cost?"),
+    ("Can you tell me how I get a card?", "May I ask you how to get a card?"),
+    ("其他问题", "其他问题"),
+    ("どこの入口ですか", "どこの入口ですか"),
+    ("저기요, 화장실이 어디에 있나요", "화장실이 어디에 있나요"),
 ]
+# Each word that means something only beside other text or at a time, by language; `others`: in any.
+CONTEXT_WORDS = {
+    "english": (
+        "above again ago another anymore below continue currently earlier else former he her here hers him "
+        "his instead it it's its itself later latest latter more now previous previously recently repeat same "
+        "she still that that's their theirs them then these they this those today tomorrow tonight yesterday"
+    ),
+    "german": (
+        "aktuell da damals damit dann daran darüber dasselbe davon dazu derselbe derzeit dies diese dieselbe "
+        "diesem diesen dieser dieses dort eben er es früher gerade gestern heute hier ihm ihn jene jener "
+        "jenes jetzt morgen nachher neueste noch nochmal nochmals sonst später stattdessen vorher vorhin "
+        "weiter wieder"
+    ),
+    "french": (
+        "actuellement alors après aujourd'hui avant ce ceci cela celle celui ces cet cette ceux demain "
+        "dernier dernière déjà elle elles encore hier ici ils leur lui là maintenant même toujours ça"
+    ),
+    "spanish": (
+        "actualmente ahora ahí allí antes aquello aquí ayer aún después ella ellas ello ellos entonces esa "
+        "esas ese eso esos esta estas este esto estos hoy lo mañana misma mismo otra otro todavía vez ya él"
+    ),
+    "italian": (
+        "adesso allora ancora attualmente ciò domani dopo essa esso già ieri loro lui là lì oggi poi prima "
+        "qua quella quelle quelli quello questa queste questi questo qui stessa stesso"
+    ),
+    "others": (
+        "agora amanhã aqui daar deze dit dnes ela elas ele eles essa esta este gisteren hier hij hoje isso "
+        "isto lá morgen nogmaals novamente nu nyní ona oni ontem opnieuw opět repita straks tady tam tato "
+        "tento teď toto vanavond vandaag včera weer zde zij znovu zítra вчера завтра здесь он она они оно "
+        "опять повторите сегодня сейчас снова там теперь тут эта эти это этот أمس الآن الليلة اليوم غدا مجددا "
+        "هذا هذه هم هنا هناك هو هي"
+    ),
+}
+FRAMES = {
+    "english": "Where is the shop",
+    "german": "Wo ist der Laden",
+    "french": "Où est le magasin",
+    "spanish": "Dónde está la tienda",
+    "italian": "Dov'è il negozio per favore",
+    "others": "Where is the shop",
+}
 
 
 @pytest.mark.parametrize(("rule", "first", "second"), REFUSED)
 def test_what_embeddings_miss_is_refused(rule: str, first: str, second: str) -> None:
     assert refusal(first, second) == rule
     assert refusal(second, first) == rule
+
+
+@pytest.mark.parametrize("name", CONTEXT_WORDS)
+def test_each_word_that_points_to_a_context_is_refused(name: str) -> None:
+    known = {**{language: each.context for language, each in LANGUAGES.items()}, "others": CONTEXT}
+    assert {*CONTEXT_WORDS[name].split()} == known[name]
+    assert refusal_alone(FRAMES[name]) == ""
+    for word in CONTEXT_WORDS[name].split():
+        assert refusal_alone(f"{FRAMES[name]} {word}?") == "context", word
 
 
 @pytest.mark.parametrize(("first", "second"), ALLOWED)
