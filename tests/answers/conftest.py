@@ -19,7 +19,7 @@ def model_file(tiny_model: TinyModel, tmp_path: Path) -> Path:
     return Path(shutil.copy(tiny_model(MemoryKind.FULL_ATTENTION), tmp_path / "fake.gguf"))
 
 
-@pytest.fixture(scope="module", params=PROGRAMS or ("",))
+@pytest.fixture(scope="module", params=PROGRAMS or ("",), ids=lambda program: Path(program).name)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """Yield a running server of each kind that is installed."""
     server = RedisServer(tmp_path_factory.mktemp("redis"), program=request.param)
