@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgeagent import metrics
 from edgeagent.answers.answer import ID_CHARS, answer_of
 from edgeagent.answers.files import Clocks, content_of, identity_of
-from edgeagent.answers.key import Question, sharing_key
+from edgeagent.answers.key import Question, computed_by, sharing_key
 from edgeagent.answers.lookup import Found, Similar
 from edgeagent.answers.recent import RecentAnswers
 from edgeagent.answers.rules import (
@@ -148,8 +148,13 @@ class Answers:
         options: AnswersConfig,
         budget_s: float = BUDGET_S,
         look_s: float = LOOK_S,
+        computed: str = "",
     ) -> None:
-        """`budget_s`: how long an answer waits for the disk that has the models. `look_s`: how often it is asked."""
+        """`budget_s`: how long an answer waits for the disk that has the models. `look_s`: how often it is asked.
+
+        `computed`: how models are computed; see key.computed_by.
+        """
+        self._computed = computed
         self._budget_s = budget_s
         self._look_s = look_s
         self._looked: dict[tuple[str, str], _Looked] = {}
@@ -184,7 +189,7 @@ class Answers:
             store: Store = EmbeddedStore(folder and folder / ANSWERS_FILE, seal, config.answers)
         else:
             store = log = _server_store(config, seal)
-        answers = cls(service, store, seal, config.answers)
+        answers = cls(service, store, seal, config.answers, computed=computed_by(config.engine))
         if config.answers.similar:
             # Only for it, since it loads numpy.
             from edgeagent.answers.similar.similar_answers import SimilarAnswers
@@ -341,7 +346,7 @@ class Answers:
         looked = await self._look(model, _loaded(status, model), paths)
         if not looked.identity or looked.day is None or (self.store.is_shared and not looked.content):
             return None
-        return Question(request, model, looked.identity, partition, looked.day, looked.content)
+        return Question(request, model, looked.identity, partition, looked.day, looked.content, self._computed)
 
     async def _look(self, model: str, loaded: str, paths: tuple[Path, Path | None]) -> _Looked:
         """Return what the files of a model say.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 from msgspec import msgpack
 
 from edgeagent import __version__
+from edgeagent.config import EngineConfig
 from edgeagent.types import GenerateRequest
 
 KEY_BYTES = 32
@@ -60,6 +62,7 @@ class Question:
     - `partition`: whose answers these are; see rules.partition_of.
     - `day`: the present date if the model's chat template shows it, else "".
     - `content`: the hash of these files, which is in the key instead of `identity` if machines share a store; else "".
+    - `computed`: how the model is computed; see computed_by. "" for a remote's model.
     """
 
     request: GenerateRequest
@@ -68,12 +71,26 @@ class Question:
     partition: str
     day: str = ""
     content: str = ""
+    computed: str = ""
 
     def key(self, secret: bytes) -> bytes:
         """Return the key of its answer. Without the secret, the key does not show what was asked."""
-        return digest(
-            (self.model, self.content or self.identity, self.partition, self.day, *_values(self.request)), secret
-        )
+        files = self.content or self.identity
+        return digest((self.model, files, self.computed, self.partition, self.day, *_values(self.request)), secret)
+
+
+def computed_by(config: EngineConfig) -> str:
+    """Return what changes a model's numbers beside its files: the owner's options, and the version of llama.cpp.
+
+    It is equal on machines with equal options. The length of the context is among them, since a few models have other
+    RoPE factors for long ones.
+    """
+    try:
+        bindings = version("llama-cpp-python")
+    except PackageNotFoundError:
+        bindings = ""
+    options = (config.kv_type_k, config.kv_type_v, config.flash_attention, config.cache_type, config.ctx)
+    return " ".join(map(str, (bindings, *options)))
 
 
 def digest(values: tuple[object, ...], secret: bytes) -> bytes:

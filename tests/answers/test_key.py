@@ -8,7 +8,8 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from edgeagent.answers.key import FIELDS, KEY_BYTES, LEFT_OUT, Question, sharing_key
+from edgeagent.answers.key import FIELDS, KEY_BYTES, LEFT_OUT, Question, computed_by, sharing_key
+from edgeagent.config import EngineConfig
 from edgeagent.types import (
     CachePolicy,
     ChatPrompt,
@@ -137,10 +138,25 @@ def test_kinds_of_prompts_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{"model": "big"}, {"identity": "1:3"}, {"partition": "kiosk"}, {"day": "2026-01-01"}]
+    "given",
+    [{"model": "big"}, {"identity": "1:3"}, {"partition": "kiosk"}, {"day": "2026-01-01"}, {"computed": "q4_0"}],
 )
 def test_the_model_its_file_the_client_and_the_day_are_in_the_key(given: dict[str, str]) -> None:
     assert key(ASKED, **given) != key(ASKED)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kv_type_k": "q4_0"}, {"kv_type_v": "q8_0"}, {"flash_attention": "on"}, {"cache_type": "q8_0"}, {"ctx": 4096}],
+)
+def test_options_that_change_a_models_numbers_are_told_apart(options: dict[str, Any]) -> None:
+    assert computed_by(EngineConfig(**options)) != computed_by(EngineConfig()) == computed_by(EngineConfig(threads=1))
+
+
+def test_another_version_of_llama_cpp_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = computed_by(EngineConfig())
+    monkeypatch.setattr("edgeagent.answers.key.version", lambda name: "0.0.1")
+    assert computed_by(EngineConfig()) != before
 
 
 def test_another_secret_makes_another_key() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgeagent.answers.answers import Answers
 from edgeagent.answers.rules import Use, kept_at
-from edgeagent.config import AnswersConfig, Config
+from edgeagent.config import AnswersConfig, Config, EngineConfig
 from tests.answers.caches import ModelBackend, asking
 from tests.answers.test_answers import ask
 
@@ -33,3 +33,14 @@ async def test_forget_keeps_no_file(tmp_path: Path, model_file: Path) -> None:
         assert [(await ask(answers, asking(f"{number}"))).kind for number, _ in enumerate(kinds)] == [*kinds]
         await answers.close()
         assert any(file.name.startswith("answers") for file in config.state_dir.iterdir()) is not forget
+
+
+async def test_other_kv_cells_make_another_answer(tmp_path: Path, model_file: Path) -> None:
+    found = []
+    for engine in (EngineConfig(), EngineConfig(kv_type_k="q4_0", kv_type_v="q4_0"), EngineConfig(threads=1)):
+        config = Config(state_dir=tmp_path, engine=engine, answers=AnswersConfig(exact=True))
+        answers = Answers.of(config, ModelBackend(model_file))
+        await answers.start()
+        found.append((await ask(answers, asking("1"))).kind)
+        await answers.close()
+    assert found == ["", "", "exact"]
