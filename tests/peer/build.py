@@ -92,10 +92,10 @@ def build(source: Path, folder: Path, jobs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="an unpacked source package, instead of downloading one")
-    parser.add_argument("--folder", type=Path, default=default_folder(), help="where to build")
+    parser.add_argument("--folder", type=Path, help="where to build; default: a folder in the user's cache")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
-    folder: Path = arguments.folder
+    folder: Path = arguments.folder or default_folder()
     if not all(binary(folder, name).exists() for name in TARGETS):
         if arguments.source:
             build(arguments.source.resolve(), folder, arguments.jobs)

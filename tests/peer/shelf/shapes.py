@@ -124,6 +124,9 @@ SHAPES = {
 SEEING = Shape("qwen2-vl-0.5b", "qwen2vl", 24, 896, 14, 2, 64, 4864, "qwen2", 151_936)
 """Positions in three dimensions (M-RoPE), for images. It is not among the shapes whose figures are compared."""
 
+SEVEN_B = Shape("qwen2.5-7b", "qwen2", 28, 3584, 28, 4, 128, 18_944, "qwen2", 152_064)
+"""For a GPU: too large for the machines of the other figures."""
+
 
 def _twin(name: str, num_layers: int = 4, **sizes: object) -> Shape:
     """Return a narrow version with few layers: two heads of width 32, the minimum for quantized cells."""
