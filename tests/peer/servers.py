@@ -53,13 +53,15 @@ class Child:
         with self._log.open("ab") as output:
             process = subprocess.Popen(self._command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + START_S
-        while not is_healthy(self._health):
-            if process.poll() is not None or time.monotonic() > deadline:
-                kill(process)
-                raise SystemExit(
-                    f"{self._command[0]} does not come up:\n{self._log.read_text(errors='replace')[-2000:]}"
-                )
-            time.sleep(0.02)
+        try:
+            while not is_healthy(self._health):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    said = self._log.read_text(errors="replace")[-2000:]
+                    raise SystemExit(f"{self._command[0]} does not come up:\n{said}")
+                time.sleep(0.02)
+        except BaseException:  # also if a signal ends this process meanwhile
+            kill(process)
+            raise
         return process
 
     @property
