@@ -422,7 +422,7 @@ def load(
 
 
 def unload(model: Model, as_json: AsJson = False, state_dir: StateDir = None, config: ConfigFile = None) -> None:
-    """End a model's process, which frees its memory. Its next request loads it again."""
+    """End a model's process, which frees its memory. The next request for the model loads it again."""
     query, accept = {"model": model}, frozenset({200, 202})
     answer = _post(state_dir, config, "unload", query, accept=accept, timeout_s=LOAD_TIMEOUT_S)
     text = f"{answer['model']} is not loaded any more."

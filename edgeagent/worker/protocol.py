@@ -262,7 +262,9 @@ class StepItem(Struct, frozen=True, array_like=True):
 
 
 class StepResult(Struct, frozen=True, tag="steps"):
-    """The deltas of one engine step. A step with many deltas comes in several StepResults.
+    """The outputs of one engine step, for all requests that it computed; see StepItem.
+
+    A step with many deltas comes in several StepResults.
 
     `at_s`: when the step's tokens were sampled (time.monotonic).
     """

@@ -528,7 +528,7 @@ class Warnings:
         self._warnings: list[FieldWarning] = []
 
     def add(self, warning: FieldWarning) -> None:
-        """Add a warning, once: a body with the addresses of images is read twice."""
+        """Add a warning unless it is there: a body with addresses of images is read twice, and would warn twice."""
         if warning not in self._warnings:
             self._warnings.append(warning)
             self.log.write(warning)

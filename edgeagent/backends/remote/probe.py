@@ -94,9 +94,10 @@ async def identify(endpoint: Endpoint, ledger: Ledger, permit: ProbePermit, head
 def recorded(
     ledger: Ledger, permit: Permit | ProbePermit, host: str, model: str = "", num_bytes: int = 0, num_reserved: int = 0
 ) -> Iterator[list[int]]:
-    """Record in the ledger what is sent within this context. Yield a list for the tokens of prompt and answer.
+    """Record in the ledger what is sent within this context. Yield a list: add the number of the prompt's tokens
+    to it, then that of the answer's.
 
-    `num_reserved` tokens are reserved for each of them.
+    `num_reserved` tokens are reserved for the prompt, and as many for the answer.
     """
     row = ledger.begin(permit, host, model, num_bytes, num_reserved, num_reserved)
     outcome, usage = "cancelled", list[int]()

@@ -144,8 +144,8 @@ class Candidates:
     - `mask`: which of the tokens are allowed; None if all are.
     - `lowest`: the cut of min-p. Tokens with smaller logits may not be drawn.
     - `weights`, `target`, `rest`: the cut of top-p; `weights` is None if there is none. The weights are those at
-      temperature 1, 0 outside the mask. The nucleus is the likeliest tokens whose weights together reach `target`; all
-      weights together reach `rest` more.
+      temperature 1, 0 outside the mask. The nucleus is the likeliest tokens whose weights together reach `target`;
+      `rest` is the sum of all weights, minus `target`.
     - `shifted`: the logits minus the peak, if they were computed for `weights`.
     - `sums`: the `block_sums` of `weights`, if these are also the weights to draw with.
     """

@@ -178,7 +178,7 @@ class Constraint:
         return self._matcher.compute_ff_tokens()
 
     def _follow_text(self, piece: bytes, tokens: list[int]) -> None:
-        """Feed generated text to the text grammar too. Drop that grammar at the first text that is not white space."""
+        """Give generated white space to the text grammar too. Drop that grammar at any other text."""
         if self._text_matcher is not None and (piece.strip() or not self._text_matcher.consume_tokens(tokens)):
             self._text_matcher = None
 
