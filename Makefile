@@ -25,7 +25,7 @@ help:
 	@echo "make pictures      the pictures of README in docs/pictures, from a real daemon; Chromium as for test-page"
 	@echo "make cluster-demo  two real vLLM workers, a router and a proxy on this machine; requests go there while each part is made to fail"
 	@echo "make cluster-figures failover and overflow with real daemons, llama-server and vLLM, measured: a quarter of an hour; a quiet machine"
-	@echo "make answer-figures measure kept and similar answers (three quarters of an hour, on a quiet machine)"
+	@echo "make answer-figures measure kept and similar answers (two hours, on a quiet machine)"
 	@echo "make check-cluster everything in packaging/cluster, read by the tools of its own ecosystem"
 	@echo "make mutants       which of 400 faults planted in the source no test notices: about an hour; SAMPLE=60, SEED=2"
 	@echo "make check         the same as make test"

@@ -15,6 +15,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    Summary,
     disable_created_metrics,
 )
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -197,6 +198,13 @@ answer_similar_refused_total = Counter(
     "edgeagent_answer_similar_refused_total",
     "Questions that a rule kept from the answer to a similar one, by rule.",
     ["rule"],
+    registry=REGISTRY,
+)
+answer_lookup_seconds = Summary(
+    "edgeagent_answer_lookup_seconds",
+    "What a look-up of similar questions takes. embedding: until the question's vector is there; search: from then "
+    "until it is known which kept question is near, and whether its answer may be given.",
+    ["part"],
     registry=REGISTRY,
 )
 answer_similar_error = Gauge(

@@ -7,9 +7,10 @@ Parts, each of which prints rows for docs/figures.md:
 - `misses`: the time to the first byte of a question that nothing kept could answer yet, so that it is embedded after
   its answer, with the bundled model and with SmolLM2; and the time of an embedding of 30 words.
 - `similar`: the time to the first byte of an answer to a similar question among many vectors, and of one that is looked
-  up among them and not found.
-- `streams`: what `tests.peer.similar_answers` measures, with the truth of the rules and of both models. This takes half
-  an hour, and no quiet machine.
+  up among them and not found. The daemon says how much of it was the embedding, and how much the search behind it. So
+  "without the embedding" is all else that the client waits for: HTTP, the exact look-up, the search, the answer.
+- `streams`: what `tests.peer.similar_answers` measures, with the truth of the rules and of both models, and the search.
+  This takes an hour, and no quiet machine.
 
 `make answer-figures` runs all of them.
 
@@ -25,6 +26,7 @@ import http.client
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 import time
@@ -32,7 +34,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -52,7 +54,7 @@ from edgeagent.types import Finished, FinishReason, Started, Step, TextDelta, Ti
 from tests.integration.conftest import Daemon, serving
 from tests.minilm import make_minilm
 from tests.patience import patient
-from tests.peer import similar_answers
+from tests.peer import similar_answers, vectors
 from tests.smollm2 import MODEL as SMOLLM2
 
 MAX_BYTES = 4 << 30
@@ -123,6 +125,12 @@ class Asker:
         while json.loads(frame)["type"] not in ("response.completed", "response.incomplete"):
             frame = self._socket.recv(timeout=patient(60))
         return took_ms, _kind_in(frame.encode() if isinstance(frame, str) else frame)
+
+    def spent_ms(self, part: str) -> float:
+        """Return the milliseconds that this part of all look-ups by similarity has taken so far."""
+        text = self._first_byte_ms("GET", "/metrics", None)[1].decode()
+        found = re.search(rf'^edgeagent_answer_lookup_seconds_sum{{part="{part}"}} (\S+)$', text, re.MULTILINE)
+        return 1000 * float(found[1]) if found else 0.0
 
     def status(self) -> dict[str, Any]:
         """Return what the daemon says of its kept answers."""
@@ -297,31 +305,41 @@ def measure_similar(num_entries: int, num_rounds: int) -> None:
             asker, process = Asker(daemon), psutil.Process(daemon.process.pid)
             num_known = asker.status()["similar"]["num_questions"]
             texts = list(_said("Where do I find the harp of the old king?", 60 + num_rounds))[60:]
-            before_s = cpu_s(process)
-            found: list[tuple[float, str]] = []
-            embedded_ms: list[float] = []
-            for text in texts:
-                settle(process)
-                found.append(asker.chat(text, 40, "use", _STOP))
-                settle(process)
-                embedded_ms.append(asker.embedding(text)[0])
-            cpu_ms = 1000 * (cpu_s(process) - before_s) / len(found)
-            hits_ms = [took_ms for took_ms, kind in found if kind == "similar"]
-            rest_ms = [
-                took_ms - text_ms
-                for (took_ms, kind), text_ms in zip(found, embedded_ms, strict=True)
-                if kind == "similar"
-            ]
-            print(
-                f"| an answer to a similar question among {num_known:,}: median (95 %) | {median(hits_ms):.1f} ms "
-                f"({quantile(hits_ms, 0.95):.1f}) | – | {len(hits_ms)} of {len(found)} were such; its embedding over "
-                f"HTTP takes {median(embedded_ms):.1f} ms ({quantile(embedded_ms, 0.95):.1f}); the daemon's CPU time "
-                f"for both {cpu_ms:.1f} ms |"
+            hits = [timed for text in texts if (timed := _timed(asker, process, text)).kind == "similar"]
+            misses = [_timed(asker, process, text) for text in questions(num_rounds, seed=6)]
+            print("| | median | 95 % | bar (95 %) | |")
+            _print_parts(f"an answer to a similar question among {num_known:,}", [each.first_ms for each in hits], "–")
+            print(f"  {len(hits)} of {len(texts)} were such")
+            _print_parts("– its embedding", [each.embedding_ms for each in hits], "–")
+            _print_parts(
+                "– the first byte without the embedding", [each.first_ms - each.embedding_ms for each in hits], "5 ms"
             )
-            print(f"| – without its embedding | {median(rest_ms):.1f} ms | {quantile(rest_ms, 0.95):.1f} ms | 5 ms | |")
+            assert not any(each.kind for each in misses)
+            _print_parts("what a miss pays beside its embedding", [each.search_ms for each in misses], "3 ms")
+            _print_parts("– its embedding", [each.embedding_ms for each in misses], "–")
             # With the settings of the kept ones: only then is a question looked up among them.
             taken, _ = _by_turns(asker, process, questions(2 * num_rounds, seed=1), 40, _STOP)
             _print_first_tokens(f"smollm2, looked up among {num_known:,}", taken)
+
+
+class _Timed(NamedTuple):
+    """A question's time to the first byte, the kind of its answer, and what the daemon says of its look-up."""
+
+    first_ms: float
+    kind: str
+    embedding_ms: float
+    search_ms: float
+
+
+def _timed(asker: Asker, process: psutil.Process, text: str) -> _Timed:
+    settle(process)
+    before = asker.spent_ms("embedding"), asker.spent_ms("search")
+    first_ms, kind = asker.chat(text, 40, "use", _STOP)
+    return _Timed(first_ms, kind, asker.spent_ms("embedding") - before[0], asker.spent_ms("search") - before[1])
+
+
+def _print_parts(name: str, taken_ms: Sequence[float], bar: str) -> None:
+    print(f"| {name} | {median(taken_ms):.1f} ms | {quantile(taken_ms, 0.95):.1f} ms | {bar} | |", flush=True)
 
 
 # So the answers to all wordings are equal: "The harp of the old king".
@@ -387,7 +405,11 @@ def _main() -> None:
         measure_similar(asked.entries, min(asked.rounds, 150))
     print(f"\nload of the machine {os.getloadavg()[0]:.1f}")
     if asked.only in (None, "streams"):
-        similar_answers.main([])
+        for domains, seeds in (("tuned", "5"), ("fresh", "5")):
+            similar_answers.main(["--only", "streams", "--domains", domains, "--seeds", seeds])
+        similar_answers.main(["--only", "adverse", "--domains", "tuned", "--seeds", "3"])
+        similar_answers.main(["--only", "search"])
+        vectors.main([])
         for model in ("smollm2", "builtin"):
             print(f"\nThe answerer is {model}:")
             similar_answers.main(["--only", "streams", "--truth", model])

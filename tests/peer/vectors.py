@@ -2,7 +2,8 @@
 
 It compares the index of answers from similarity with exact products in numpy, usearch (a graph) and sqlite-vec (a scan,
 of all numbers, or of one bit of each with the nearest compared exactly). Each has a process of its own, so that its
-memory is known. usearch and sqlite-vec are no dependencies: `pip install usearch sqlite-vec apsw` for this script.
+memory is known. usearch and sqlite-vec are no dependencies: `pip install usearch sqlite-vec apsw` for this script. What
+is not installed is left out.
 Not each Python has a sqlite3 that loads extensions, so SQLite comes from apsw.
 It prints a table for docs/figures.md.
 
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from statistics import median
 from typing import Any, Protocol
 
@@ -215,20 +217,24 @@ def _keep_best(best: Vectors, best_rows: Rows, asked: Vectors, first: int, chunk
     return np.take_along_axis(similarities, order, 1), np.take_along_axis(rows, order, 1)
 
 
-def _main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure. `arguments`: of the command line; None: those of this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--dimensions", type=int, default=48)
     parser.add_argument("--here", action="store_true", help="measure one kind in this process")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.here:
         print(measure(given.kinds[0], given.sizes[0], given.dimensions), flush=True)
         return
+    missing = {name: found for name in given.kinds if (found := _missing(name))}
+    for name, libraries in missing.items():
+        print(f"{name} is left out: `pip install {' '.join(libraries)}` first")
     print("| vectors | search | time: median (95 %) | CPU | recall | built (CPU) | memory |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for size in given.sizes:
-        for name in given.kinds:
+        for name in filter(lambda name: name not in missing, given.kinds):
             command = [sys.executable, "-m", "tests.peer.vectors", "--here", "--sizes", str(size), "--kinds", name]
             # One thread for each: a daemon's other core computes an answer meanwhile.
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -236,5 +242,12 @@ def _main() -> None:
     print(f"\nload of the machine {os.getloadavg()[0]:.1f}")
 
 
+def _missing(name: str) -> list[str]:
+    """Return the packages of a kind of search that are not installed."""
+    packages = {"usearch": "usearch", "sqlite_vec": "sqlite-vec", "apsw": "apsw"}
+    needed = ["usearch"] if name == "usearch" else ["sqlite_vec", "apsw"] if name.startswith("sqlite") else []
+    return [packages[module] for module in needed if find_spec(module) is None]
+
+
 if __name__ == "__main__":
-    _main()
+    main()

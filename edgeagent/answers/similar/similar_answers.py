@@ -233,11 +233,13 @@ class SimilarAnswers:
         return not clients or question.request.cache.partition.removeprefix(KIOSK) in clients
 
     async def _look_up(self, question: Question, text: str) -> _Asked | None:
-        vector = await self._embed(text)
-        if vector is None or not await self._is_up_to_date():
-            return None
-        place = place_of(question, self._seal.key_secret)
-        return _Asked(place, text, vector, self.memory.look_up(place, text, vector))
+        with metrics.answer_lookup_seconds.labels("embedding").time():
+            vector = await self._embed(text)
+        with metrics.answer_lookup_seconds.labels("search").time():
+            if vector is None or not await self._is_up_to_date():
+                return None
+            place = place_of(question, self._seal.key_secret)
+            return _Asked(place, text, vector, self.memory.look_up(place, text, vector))
 
     async def _embed(self, text: str) -> Vector | None:
         """Return a text's vector; None if the embedding model has none. Another model's vectors are forgotten first."""

@@ -485,7 +485,11 @@ async def test_metrics_tell_the_errors_and_what_was_refused(model_file: Path) ->
     def num_refused(rule: str) -> float:
         return REGISTRY.get_sample_value("edgeagent_answer_similar_refused_total", {"rule": rule}) or 0.0
 
+    def num_looked_up(part: str) -> float:
+        return REGISTRY.get_sample_value("edgeagent_answer_lookup_seconds_count", {"part": part}) or 0.0
+
     before = {rule: num_refused(rule) for rule in ("context", "numbers")}
+    num_before = [num_looked_up(part) for part in ("embedding", "search")]
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
         similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
@@ -497,6 +501,7 @@ async def test_metrics_tell_the_errors_and_what_was_refused(model_file: Path) ->
             await similar.settled()
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
         assert error("expected") == similar.status()["expected_error"] != 0
+        assert [num_looked_up(part) for part in ("embedding", "search")] == [number + 4 for number in num_before]
         assert similar.memory.refusal("Is it open?") == "context"
         for _ in range(20):
             similar._apply(Compared(b"forgotten", 0.9, False, 0.05))
