@@ -40,6 +40,7 @@ from edgeagent.answers.rules import (
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.shared import SharedAnswer
 from edgeagent.answers.store import BUDGET_S, PATIENCE_S, Breaker, EmbeddedStore, Listed, Store, TooSlow, within
+from edgeagent.backends.prompts import prompt_bytes
 from edgeagent.cache_folder import ensure_secret
 from edgeagent.config import AnswersConfig, Config
 from edgeagent.errors import BackendUnavailable, ConfigError, DeadlineUnreachable, EdgeAgentError, RequestTimeout
@@ -69,6 +70,7 @@ LOOK_S = 1.0
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 4096
 _MAX_LOOKED = 256
 _PATIENCE_S = 10.0
+_MAX_INLINE_BYTES = 1 << 20  # the key of a prompt of this size takes 3 ms; that of a larger one is made in a thread
 T = TypeVar("T")
 _CANCELLED = unrun(FinishReason.CANCELLED, "cancelled")
 
@@ -245,6 +247,9 @@ class Answers:
         if not is_done:
             await self._service.generate(request, sink)
 
+    def _keys(self, question: Question) -> tuple[bytes, bytes]:
+        return question.key(self._seal.key_secret), sharing_key(question.request, question.model)
+
     async def _answer(self, request: GenerateRequest, use: Use, asked: _Asked, sink: Sink) -> bool:
         """Answer a request; return False if the cache must leave it to the router."""
         began_s = time.monotonic()
@@ -260,7 +265,8 @@ class Answers:
             use = kept_at(
                 use, request, is_remotes=is_remotes, is_shared=store.is_shared, is_elsewhere=store.is_elsewhere
             )
-            key, shared = question.key(self._seal.key_secret), sharing_key(request, question.model)
+            is_long = prompt_bytes(request) > _MAX_INLINE_BYTES
+            key, shared = await asyncio.to_thread(self._keys, question) if is_long else self._keys(question)
             kept = await self.store.get(key) if use.reads else None
             # Of equal requests at the same time, one is looked up by similarity. Then the others share its answer.
             while kept is None and use.shares and shared in self._looking and not asked.is_cancelled:

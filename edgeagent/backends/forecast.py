@@ -41,6 +41,7 @@ _MAX_GAP = 10.0  # a stream's tokens count as later than usual by this factor at
 # A prefix of more bytes has more tokens than a block, so it is restored from disk. If less than the share _LOST of its
 # tokens was cached, the disk has lost it: those may be the template's.
 _MANY_BYTES, _LOST = 4096, 0.25
+_MOST_DIGESTED_BYTES = 4 << 20  # the usual text of a million tokens
 # Rendering, tokenizing and the transfer through pipes. What they take beyond it is part of the prompt's seconds.
 _OVERHEAD_S = 0.005
 # As many as 64 prompts, the usual length of the queue, with 4,096 tokens each.
@@ -484,9 +485,10 @@ class Forecast:
         """Yield the digest and the length in bytes of each prefix of a conversation, the shortest first.
 
         If the prompt is no conversation, yield only those of the whole prompt. Prefixes that cannot fit into the
-        context are not cached, and digests take 1.5 ms of the event loop for a megabyte, so they are left out.
+        context are not cached, and digests take 1.5 ms of the event loop for a megabyte, so they are left out, and so
+        are prefixes of more than _MOST_DIGESTED_BYTES.
         """
-        most = self.context_length * MOST_BYTES_PER_TOKEN
+        most = min(self.context_length * MOST_BYTES_PER_TOKEN, _MOST_DIGESTED_BYTES)
         prompt, client, adapter = request.prompt, request.cache.partition, _adapter(request)
         lengths: Iterable[int]
         parts: Iterable[object]

@@ -13,6 +13,8 @@ _TOKEN_ID_BYTES = 4
 _BYTES_PER_TOKEN = 4
 # About as many tokens as an image of usual size has. Only the model's own projector knows the number.
 _TOKENS_PER_MEDIUM = 1024
+# Conversations that begin with so many equal bytes count as one. The digest of 16 MiB takes 14 ms of the event loop.
+_MOST_COMPARED_BYTES = 1 << 20
 
 
 def num_prompt_tokens(request: GenerateRequest) -> int:
@@ -67,7 +69,7 @@ def _beginning(request: GenerateRequest) -> str:
     first_user = next((index for index, message in enumerate(messages) if message.role == "user"), 0)
     beginning = messages[: first_user + 1]
     seen = [digest for message in beginning for digest in digests(request.prompt, message)]
-    return hashlib.sha256(msgspec.msgpack.encode((beginning, *seen))).hexdigest()
+    return hashlib.sha256(msgspec.msgpack.encode((*seen, beginning))[:_MOST_COMPARED_BYTES]).hexdigest()
 
 
 def digests(prompt: ChatPrompt, message: Message) -> tuple[bytes, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgeagent.answers.answers import Answers
+from edgeagent.answers.key import Question
 from edgeagent.answers.recent import RecentAnswers
 from edgeagent.answers.similar.similar_answers import SimilarAnswers
 from edgeagent.config import Config
@@ -108,6 +110,25 @@ async def test_an_equal_question_is_answered_without_a_model(model_file: Path) -
     assert (end.reason, end.usage.num_prompt_tokens, end.usage.num_cached_tokens) == (FinishReason.STOP, 2, 2)
     assert end.timings.origin is not None and end.timings.origin.age_s >= 0 and len(end.timings.origin.id) == 16
     assert answers.counts == {"miss": 1, "exact": 1}
+
+
+@pytest.mark.parametrize(("num_bytes", "is_inline"), [(1 << 20, True), ((1 << 20) + 1, False)])
+async def test_the_key_of_a_long_question_is_made_beside_the_event_loop(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int, is_inline: bool
+) -> None:
+    threads, make = list[threading.Thread](), Question.key
+
+    def noted(question: Question, secret: bytes) -> bytes:
+        threads.append(threading.current_thread())
+        return make(question, secret)
+
+    monkeypatch.setattr(Question, "key", noted)
+    backend = ModelBackend(model_file, lambda _: (Started(3, 0), TextDelta("hi"), finished()))
+    async with caching(backend) as answers:
+        for name in ("a", "b"):
+            client = await ask(answers, asking(name, "x" * num_bytes))
+    assert client.kind == "exact"
+    assert (threading.main_thread() in threads) == is_inline
 
 
 def other(**given: Any) -> dict[str, Any]:

@@ -54,6 +54,28 @@ def about(seconds: float) -> object:
     return pytest.approx(seconds, rel=0.06)
 
 
+@pytest.mark.parametrize(("context_length", "most_bytes"), [(None, 5 << 20), (1000, 1 << 20)])
+def test_digests_are_made_of_a_limited_part_of_a_prompt(
+    monkeypatch: pytest.MonkeyPatch, context_length: int | None, most_bytes: int
+) -> None:
+    forecast, digested = forecast_at(), list[object]()
+    digests = forecast._prefixes.digests
+
+    def noted(client: str, parts: Iterable[object]) -> Iterator[bytes]:
+        return digests(client, (digested.append(part) or part for part in parts))  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(forecast._prefixes, "digests", noted)
+    if context_length is not None:
+        forecast.context_length = context_length
+    long = chat("a", *["x" * (1 << 20)] * 16)
+    assert forecast.num_bytes(long) == prompt_bytes(long)
+    assert 0 < sum(len(str(part)) for part in digested) <= most_bytes
+    whole = chat("b", "x" * (16 << 20))
+    digested.clear()
+    assert forecast.num_bytes(whole) == prompt_bytes(whole)
+    assert sum(len(str(part)) for part in digested) < 1000
+
+
 def first_token_s(forecast: Forecast, request: GenerateRequest, now_s: float = 0.0) -> float:
     seconds = forecast.predict(request, PARALLEL, now_s).first_token_s
     assert seconds is not None

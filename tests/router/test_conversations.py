@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import pytest
+
+from edgeagent.backends.prompts import conversation_of
 from edgeagent.router.route_chooser import Conversations
 from edgeagent.types import CachePolicy, ChatPrompt, GenerateRequest, Message, TextPrompt
 
@@ -29,6 +34,22 @@ def test_a_lane_is_one_conversation_whatever_it_begins_with() -> None:
     conversations.note(turn(QUESTION, lane="a"), "remote:gpu")
     assert conversations.find(turn(SYSTEM, ANSWER, lane="a")) == "remote:gpu"
     assert conversations.find(turn(QUESTION, lane="b")) is None
+
+
+def test_a_long_first_message_is_compared_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = list[int]()
+
+    def sha256(content: bytes) -> object:
+        hashed.append(len(content))
+        return hashlib.new("sha256", content)
+
+    monkeypatch.setattr(hashlib, "sha256", sha256)
+    first, second, other = (
+        conversation_of(GenerateRequest(name, "", ChatPrompt((Message("user", text),))))
+        for name, text in (("a", "x" * (4 << 20)), ("b", "x" * (4 << 20)), ("c", "y" * (4 << 20)))
+    )
+    assert first == second != other
+    assert max(hashed) <= 1 << 20
 
 
 def test_raw_text_is_a_conversation_of_its_own() -> None:

@@ -211,7 +211,7 @@ async def detokenize(request: Request) -> JSONResponse:
 
 
 @routes.add("POST /apply-template", Scope.INFER, "llama-server", body=ChatBody, answer=RenderedPrompt)
-async def apply_template(request: Request) -> JSONResponse:
+async def apply_template(request: Request) -> Response:
     """Return the prompt that the model's chat template renders for a chat completion's body."""
     service = context_of(request).service
     read = partial(read_chat, completion_id="", default_model=service.models.default())
@@ -221,7 +221,8 @@ async def apply_template(request: Request) -> JSONResponse:
         answer = await _ask(request, completion.model, RenderPrompt(completion.prompt))
     except EdgeAgentError as error:
         raise reworded(error, CHAT_PARAMS) from None
-    return JSONResponse(RenderedPrompt(prompt=answer.text))
+    json = await asyncio.to_thread(to_json, RenderedPrompt(prompt=answer.text))
+    return Response(json, media_type="application/json")
 
 
 async def _ask(request: Request, model: str | None, query: TextQuery) -> QueryAnswer:

@@ -98,7 +98,7 @@ async def create(request: Request) -> Response:
         "load_duration": loaded_ns - began_ns,
         "prompt_eval_count": sum(embedding.num_tokens for embedding in embeddings),
     }
-    return json_response(head, b'"embeddings":[%s]' % b",".join(vectors))
+    return await json_response(head, "embeddings", vectors)
 
 
 @routes.add("POST /api/embeddings", Scope.INFER, "ollama", body=OllamaEmbeddingsBody, answer=OllamaEmbedding)

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, NotRequired
 
 from fastapi import Request
@@ -118,13 +118,13 @@ async def create_embeddings(request: Request) -> Response:
     model = body.model or service.models.default()
     embeddings = await unless_disconnected(request.receive, service.embed(model, query))
     is_base64 = body.encoding_format == "base64"
-    entries = [
+    entries = (
         b'{"object":"embedding","index":%d,"embedding":%s}' % (index, vector)
         for index, vector in enumerate(await vectors_json(embeddings, is_base64=is_base64))
-    ]
+    )
     num_tokens = sum(embedding.num_tokens for embedding in embeddings)
     usage = EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
-    return json_response({"object": "list", "model": model, "usage": usage}, b'"data":[%s]' % b",".join(entries))
+    return await json_response({"object": "list", "model": model, "usage": usage}, "data", entries)
 
 
 async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = False) -> list[bytes]:
@@ -140,9 +140,17 @@ async def vectors_json(embeddings: Sequence[Embedding], *, is_base64: bool = Fal
     return written
 
 
-def json_response(fields: Json, member: bytes) -> Response:
-    """Answer with the JSON object `fields` and one more member. `member` is JSON text, for example b'"data":[]'."""
-    return Response(b"%s,%s}" % (to_json(fields)[:-1], member), media_type="application/json")
+async def json_response(fields: Json, name: str, entries: Iterable[bytes]) -> Response:
+    """Answer with the JSON object `fields` and one more member, a list with these entries, each as JSON text.
+
+    The entries may have tens of megabytes, so they are made and joined beside the event loop.
+    """
+    head = b'%s,"%s":' % (to_json(fields)[:-1], name.encode())
+    return Response(await asyncio.to_thread(_listed, entries, head, b"}"), media_type="application/json")
+
+
+def _listed(entries: Iterable[bytes], head: bytes = b"", tail: bytes = b"") -> bytes:
+    return b"%s[%s]%s" % (head, b",".join(entries), tail)
 
 
 def _numbers(vector: bytes) -> bytes:
@@ -189,8 +197,8 @@ async def create_embedding(request: Request) -> Response:
     body, query = await read_body(request, read_embedding, EmbeddingBody)
     model = body.model or service.models.default()
     vectors = await vectors_json(await unless_disconnected(request.receive, service.embed(model, query)))
-    entries = [b'{"index":%d,"embedding":[%s]}' % (index, vector) for index, vector in enumerate(vectors)]
-    return Response(b"[%s]" % b",".join(entries), media_type="application/json")
+    entries = (b'{"index":%d,"embedding":[%s]}' % (index, vector) for index, vector in enumerate(vectors))
+    return Response(await asyncio.to_thread(_listed, entries), media_type="application/json")
 
 
 MAX_DOCUMENTS = 2048

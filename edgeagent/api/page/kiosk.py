@@ -113,7 +113,7 @@ class KioskConnection(Connection):
         frame = await run_inline_or_in_thread(len(text), partial(read_kiosk_frame, text, self._pinned))
         return await self._acted_on(frame)
 
-    def _take_file(self, data: bytes) -> list[Action]:
+    async def _take_file(self, data: bytes) -> list[Action]:
         del data
         return [Close(UNSUPPORTED_DATA, "text frames only")]
 

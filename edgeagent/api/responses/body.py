@@ -417,7 +417,8 @@ def _bounded(echo: Echo) -> Echo:
     fields = cast("Json", echo)
     empty: Json = {"instructions": None, "tools": [], "metadata": {}, "text": {"format": {"type": "text"}}}
     for name, instead in empty.items():
-        if len(json.dumps(fields[name])) > MAX_ECHO_BYTES:
+        value = fields[name]
+        if len(value if isinstance(value, str) else json.dumps(value)) > MAX_ECHO_BYTES:
             fields[name] = instead
             if name == "tools":
                 echo["tool_choice"] = "auto"

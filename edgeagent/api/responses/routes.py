@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
@@ -48,7 +48,7 @@ from edgeagent.conversation.items import Item
 from edgeagent.credentials.grants import until_revoked
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import BackendUnavailable, InvalidRequest, NotFound, Unauthorized
-from edgeagent.types import replace
+from edgeagent.types import Usage, replace
 
 routes = Routes()
 
@@ -201,14 +201,18 @@ async def compact(request: Request) -> Response:
         raise BackendUnavailable(
             "the summary was cut short: the daemon is stopping, or the request was cancelled"
         ) from None
+    return Response(await asyncio.to_thread(_compaction_json, turn.request.id, items, summary, usage), media_type=_JSON)
+
+
+def _compaction_json(response_id: str, items: Sequence[Item], summary: str, usage: Usage) -> bytes:
     compaction: Compaction = {
-        "id": turn.request.id,
+        "id": response_id,
         "object": "response.compaction",
         "created_at": int(time.time()),
         "output": [item_body(item) for item in compacted(items, summary, new_id("cmp"))],
         "usage": responses_usage(usage),
     }
-    return JSONResponse(compaction)
+    return to_json(compaction)
 
 
 @routes.add("POST /v1/responses/input_tokens", Scope.INFER, "openai", body=CreateResponseBody, answer=InputTokens)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
+from pydantic_core import to_json
 
 from edgeagent.api.llama_server import tools as text_routes
 from edgeagent.errors import InvalidRequest, Overloaded
@@ -109,6 +111,20 @@ async def test_a_conversation_that_the_model_refuses_is_in_the_field_messages(
     backend.answer = InvalidRequest("too long", param="input")
     reply = await post(daemon, "/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
+
+
+async def test_a_prompt_is_written_beside_the_event_loop(
+    daemon: Running, backend: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[threading.Thread]()
+
+    def noted(fields: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return to_json(fields)
+
+    monkeypatch.setattr(text_routes, "to_json", noted)
+    assert (await post(daemon, "/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})).is_success
+    assert threads and threading.main_thread() not in threads
 
 
 async def test_waiting_has_an_end(daemon: Running, backend: Answering, monkeypatch: pytest.MonkeyPatch) -> None:

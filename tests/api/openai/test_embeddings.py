@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
+import threading
 from typing import Any
 
 import httpx
@@ -32,6 +33,24 @@ async def post(daemon: Running, path: str, **fields: Any) -> httpx.Response:
 
 
 class TestOpenAI:
+    async def test_the_vectors_are_joined_beside_the_event_loop(
+        self, daemon: Running, backend: Answering, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        listed, threads = schemas_embeddings._listed, list[threading.Thread]()
+
+        def noted(*parts: Any) -> bytes:
+            threads.append(threading.current_thread())
+            return listed(*parts)
+
+        monkeypatch.setattr(schemas_embeddings, "_listed", noted)
+        for path, fields in (
+            ("/v1/embeddings", {"input": "ab"}),
+            ("/embedding", {"content": "ab"}),
+            ("/api/embed", {"model": "fake", "input": "ab"}),
+        ):
+            assert (await post(daemon, path, **fields)).status_code == 200
+        assert len(threads) == 3 and threading.main_thread() not in threads
+
     async def test_the_clients_default_and_plain_numbers(self, client: AsyncOpenAI, backend: Answering) -> None:
         formats: list[dict[str, Any]] = [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}]
         for options in formats:

@@ -282,6 +282,18 @@ def test_tool_choices() -> None:
     assert choice({"type": "allowed_tools", "mode": "required", "tools": allowed}) == ToolChoice("required", ("f",))
 
 
+def test_a_long_text_is_not_written_as_json_to_measure_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    create, measured, dumps = read(instructions="x" * (MAX_ECHO_BYTES + 1)), list[object](), json.dumps
+
+    def noted(value: object) -> str:
+        measured.append(value)
+        return dumps(value)
+
+    monkeypatch.setattr(json, "dumps", noted)
+    assert create.echo(SamplingParams())["instructions"] is None
+    assert measured and not any(isinstance(value, str) for value in measured)
+
+
 def test_formats() -> None:
     assert request(text={"format": {"type": "text"}}).format == TextFormat()
     assert request(text={"format": {"type": "json_object"}}).format == JsonObjectFormat()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
 from websockets.asyncio.client import connect
 
+from edgeagent.api.responses import routes
+from edgeagent.api.responses.items import item_body
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
+from edgeagent.conversation.items import Item
 from edgeagent.credentials.keys import CheckedKeys, Client, KeyStatus, Scope
 from edgeagent.errors import ContextLengthExceeded, WorkerCrashed
 from edgeagent.types import (
@@ -335,7 +339,16 @@ async def test_a_conversation_is_compacted_and_goes_on(client: AsyncOpenAI, back
     )
 
 
-async def test_open_calls_outlive_a_compaction(client: AsyncOpenAI, backend: FakeBackend) -> None:
+async def test_open_calls_outlive_a_compaction(
+    client: AsyncOpenAI, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[threading.Thread]()  # there may be much JSON
+
+    def noted(item: Item) -> Any:
+        threads.append(threading.current_thread())
+        return item_body(item)
+
+    monkeypatch.setattr(routes, "item_body", noted)
     backend.script = lambda _: (TextDelta("short"), finished())
     calls: Any = [
         {"role": "user", "content": "go"},
@@ -345,6 +358,7 @@ async def test_open_calls_outlive_a_compaction(client: AsyncOpenAI, backend: Fak
     ]
     made = await client.responses.compact(model="fake", input=calls)
     assert [item.type for item in made.output] == ["compaction", "function_call"]
+    assert threads and threading.main_thread() not in threads
     follow: Any = [*(item.to_dict() for item in made.output)]
     result: Any = {"type": "function_call_output", "call_id": "call_2", "output": "2"}
     closed: Any = {**result, "call_id": "call_1"}

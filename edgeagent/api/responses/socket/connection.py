@@ -169,18 +169,18 @@ class Connection:
                 return
             text = message.get("text")
             if text is None:
-                self._perform(self._take_file(message.get("bytes") or b""))
+                self._perform(await self._take_file(message.get("bytes") or b""))
             else:
                 self._perform(await self._receive(text))
             del message, text  # a frame may be large, and the next one late
             # Many frames may have arrived at once. `receive` does not let others run while there are more.
             await asyncio.sleep(0)
 
-    def _take_file(self, data: bytes) -> list[Action]:
+    async def _take_file(self, data: bytes) -> list[Action]:
         """Keep the file of a binary frame, which the next creates may name."""
         if not mime_of(data):
             return [Close(UNSUPPORTED_DATA, "a binary frame must be an image or a sound")]
-        self._files.add(data)
+        await self._files.add(data)
         return []
 
     async def _receive(self, text: str) -> list[Action]:

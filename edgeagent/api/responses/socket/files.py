@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 
@@ -28,9 +29,10 @@ class SentFiles:
     def by_name(self) -> dict[str, bytes]:
         return dict(self._files)
 
-    def add(self, data: bytes) -> None:
-        """Keep a file."""
-        name = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    async def add(self, data: bytes) -> None:
+        """Keep a file. The hash of a large one takes more than 10 ms, beside the event loop."""
+        hashed = await asyncio.to_thread(hashlib.sha256, data)
+        name = f"sha256:{hashed.hexdigest()}"
         self._num_bytes += len(data) - len(self._files.pop(name, b""))
         self._files[name] = data
         while self._num_bytes > MAX_MEDIA_BYTES:

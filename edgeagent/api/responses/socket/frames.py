@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeagent.api.responses.body import ResponseCreate, read_create
-from edgeagent.api.wire.addresses import keep_if_local
+from edgeagent.api.responses.socket.steering import SteerRefused, read_steer_input
+from edgeagent.api.wire.addresses import ADDRESSES, keep_if_local
 from edgeagent.api.wire.body import FieldWarning, parse_object
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError, NotSupported
 
 
@@ -47,10 +49,14 @@ class CreateFrame:
 
 @dataclass(frozen=True, slots=True)
 class OtherFrame:
-    """A frame that is a JSON object, but no `response.create`. `num_bytes`: about the memory that its JSON takes."""
+    """A frame that is a JSON object, but no `response.create`. `num_bytes`: about the memory that its JSON takes.
+
+    `steered`: the items of a `response.steer`, or why its input is refused.
+    """
 
     fields: Json
     num_bytes: int = 0
+    steered: tuple[Item, ...] | SteerRefused = ()
 
 
 Frame = CreateFrame | OtherFrame | RefusedFrame
@@ -64,6 +70,12 @@ def read_frame(text: str) -> Frame:
         return RefusedFrame(error)
     if fields.get("stream_id") == "":
         del fields["stream_id"]
+    if fields.get("type") == "response.steer":
+        before = ADDRESSES.set(None)  # only creates name files and addresses
+        try:
+            return OtherFrame(fields, _memory_of(text), read_steer_input(fields.get("input")))
+        finally:
+            ADDRESSES.reset(before)
     if fields.get("type") != "response.create":
         return OtherFrame(fields, _memory_of(text))
     keep_if_local(fields)

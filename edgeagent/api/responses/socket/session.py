@@ -119,14 +119,15 @@ class Steers:
         self._waiting: dict[str, tuple[Lane, tuple[Steer, ...]]] = {}
         self._num_failures = 0
 
-    def read(self, live: LaneTurn | None, previous_id: object, raw: object, num_bytes: int) -> Steer:
-        """Return the steer that a client sends to the response `previous_id`; raise SteerRefused if it is not accepted.
+    def accept(self, live: LaneTurn | None, frame: OtherFrame) -> Steer:
+        """Return the steer that a client sends; raise SteerRefused if it is not accepted.
 
-        `live` is this response if it is under way, else None. `num_bytes`: the memory of the steer.
+        `live` is the response that it names if that is under way, else None.
         """
         if live is None:
-            raise self._unsteerable(previous_id)
-        items = steering.read_steer_input(raw)
+            raise self._unsteerable(frame.fields.get("previous_response_id"))
+        if isinstance(frame.steered, SteerRefused):
+            raise frame.steered
         if live.is_cancelled:
             raise SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' is being cancelled")
         if live.turn.request.prefill_only:
@@ -142,7 +143,7 @@ class Steers:
                 steering.TOO_MANY_STEERS,
                 f"the inputs of {MAX_STEERS} responses wait for the results of their calls already; send the results",
             )
-        return Steer(self._make_id("steer"), live.id, raw, items, num_bytes)
+        return Steer(self._make_id("steer"), live.id, frame.fields["input"], frame.steered, frame.num_bytes)
 
     def keep_waiting(self, live: LaneTurn) -> None:
         """Keep the steers of a response that ended in calls, until a create on its lane brings their results."""
@@ -575,7 +576,7 @@ class Session:
         previous_id, raw = frame.fields.get("previous_response_id"), frame.fields.get("input")
         live = self._lanes.turn(previous_id)
         try:
-            steer = self._steers.read(live, previous_id, raw, frame.num_bytes)
+            steer = self._steers.accept(live, frame)
         except SteerRefused as refusal:
             lane = live.lane if live else None
             self._actions.append(self._steers.refused(refusal, lane, previous_id, raw, frame.num_bytes))

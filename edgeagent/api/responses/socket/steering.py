@@ -50,19 +50,19 @@ class Steer:
     num_bytes: int = 0
 
 
-def read_steer_input(raw: object) -> tuple[Item, ...]:
+def read_steer_input(raw: object) -> tuple[Item, ...] | SteerRefused:
     """Return the items of a steer's input, with ids. It must be a non-empty string or a list of user messages.
 
-    Raise SteerRefused for any other input.
+    Return the refusal of any other input.
     """
     if not isinstance(raw, str | list) or not raw:
-        raise SteerRefused(INVALID_INPUT, "input must be a non-empty string or a non-empty list of user messages")
+        return SteerRefused(INVALID_INPUT, "input must be a non-empty string or a non-empty list of user messages")
     try:
         items = read_items(raw)
     except EdgeAgentError as error:
-        raise SteerRefused(INVALID_INPUT, error.message) from None
+        return SteerRefused(INVALID_INPUT, error.message)
     if not all(isinstance(item, MessageItem) and item.role == "user" for item in items):
-        raise SteerRefused(INVALID_INPUT, "only messages with the role user can steer a response")
+        return SteerRefused(INVALID_INPUT, "only messages with the role user can steer a response")
     return tuple([with_id(item, new_id) for item in items])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -86,19 +87,31 @@ async def test_the_latest_files_are_kept() -> None:
     files = SentFiles(InFlight(4 * MAX_MEDIA_BYTES), "")
     large = [png(1, 1) + bytes([number]) * (MAX_MEDIA_BYTES // 2 - 100) for number in range(3)]
     for data in (*large, large[2]):
-        files.add(data)
+        await files.add(data)
     assert files.by_name == {name(data): data for data in large[1:]}
-    files.add(large[0])
+    await files.add(large[0])
     assert set(files.by_name) == {name(large[2]), name(large[0])}
     files.close()
     assert files.by_name == {}
 
 
+async def test_a_file_is_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[threading.Thread]()
+
+    def sha256(data: bytes) -> object:
+        threads.append(threading.current_thread())
+        return hashlib.new("sha256", data)
+
+    monkeypatch.setattr(hashlib, "sha256", sha256)
+    await SentFiles(InFlight(1000), "").add(RED)
+    assert threads and threading.main_thread() not in threads
+
+
 async def test_files_are_dropped_if_clients_send_too_much() -> None:
     in_flight = InFlight(1000)
     files, others = SentFiles(in_flight, "a"), SentFiles(in_flight, "b")
-    files.add(RED + bytes(500))
-    others.add(BLUE + bytes(900))
+    await files.add(RED + bytes(500))
+    await others.add(BLUE + bytes(900))
     assert not files.by_name or not others.by_name
-    others.add(BLUE)
+    await others.add(BLUE)
     assert name(BLUE) in others.by_name, "the connection goes on"

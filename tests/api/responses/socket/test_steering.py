@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.outbox import Send
 from edgeagent.api.responses.socket.session import MAX_ACTIVE
@@ -37,6 +38,15 @@ def talking(**fields: Any) -> tuple[Client, str]:
     client.create(input="count", **fields)
     client.step(client.started[0], TextDelta("one two"))
     return client, client.started[0]
+
+
+def test_the_input_is_read_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large frame is read in a thread, and the session acts on the event loop."""
+    client, first = talking()
+    frame = read_frame(json.dumps({"type": "response.steer", "previous_response_id": first, "input": "faster"}))
+    monkeypatch.setattr(steering, "read_items", lambda _: pytest.fail("it is read again"))
+    [accepted] = client.take(client.session.receive(frame))
+    assert accepted["type"] == "response.steer.accepted"
 
 
 def test_a_response_stops_and_a_successor_answers() -> None:
