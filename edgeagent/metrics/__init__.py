@@ -15,7 +15,6 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
-    Summary,
     disable_created_metrics,
 )
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -200,11 +199,12 @@ answer_similar_refused_total = Counter(
     ["rule"],
     registry=REGISTRY,
 )
-answer_lookup_seconds = Summary(
+answer_lookup_seconds = Histogram(
     "edgeagent_answer_lookup_seconds",
     "What a look-up of similar questions takes. embedding: until the question's vector is there; search: from then "
     "until it is known which kept question is near, and whether its answer may be given.",
     ["part"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     registry=REGISTRY,
 )
 answer_similar_error = Gauge(

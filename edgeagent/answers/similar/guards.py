@@ -121,10 +121,20 @@ class _Text:
         letters = {match.group().lower() for match in _LETTER.finditer(self.text)} - known.fillers
         letters.update(found[-1].lower() for found in _NAMED_LETTER.findall(self.text))
         self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)} | letters
+        self.asks = self._asks()
         plain = self.text.lower()
-        self.asks = {kind for kind, pattern in ASKED.items() if pattern.search(plain)}
         self.is_duty = OBLIGED.search(plain) is not None and OPEN.search(plain) is None
         self.ways = {name for name, pattern in (("to us", TO_US), ("to you", TO_YOU)) if pattern.search(plain)}
+
+    def _asks(self) -> set[str]:
+        """Return what is asked for: {"time"} for "what time do you open"."""
+        found: set[str] = set()
+        for start in range(len(self.words)):
+            for length in (3, 2, 1):
+                if kinds := ASKED.get(" ".join(self.words[start : start + length])):
+                    found |= kinds
+                    break
+        return found
 
     def _behind(self, known: Language) -> dict[str, set[str]]:
         """Return which words with opposites stand before a word: {"church": {"to"}} for "to the church"."""

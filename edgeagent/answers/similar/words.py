@@ -701,26 +701,32 @@ POINTING = re.compile(
 )
 """What means something only at a time or a place, in lower case: now, the next train, the present time, here, again."""
 
-_HOW = "how (?:do|does|can|could|may|should|to)"
-_ASKED = {
-    "place": rf"where(?:'s)?|wo|wohin|woher|où|d'où|a?d[oó]nde|dove|dov'è|{_HOW}",
-    "way": rf"{_HOW}|what (?:do|can|must|should|may|shall) (?:i|we|you|one)|comment|cómo"
-    r"|wie (?:kann|können|komme|kommt|muss|soll|geht)",
-    "time": r"when(?:'s)?|(?:what|which) (?:time|day|date)|how (?:early|late)|wann|wie spät|um wie ?viel uhr|quand"
-    r"|quelle heure|quels? jours?|cu[aá]ndo|qué (?:hora|días?)|quando|che (?:ora|giorno|giorni)",
-    "person": r"who|whom|whose|who's|wer|wen|wem|wessen|qui|quién|quiénes|chi",
-    "reason": r"why|how come|warum|wieso|weshalb|pourquoi|por qué|perché",
-    "amount": r"what (?:do|does|must|will|would) .{1,60}?(?:cost|pay)"
-    r"|how (?:much(?! time)|many(?! (?:times|minutes|hours|days|weeks|months|years)))|wie ?viele?(?! (?:uhr|mal))"
-    r"|combien(?! de (?:temps|fois))|cu[aá]nt[oa]s?(?! (?:tiempo|veces))|quant[oaie](?! (?:tempo|volte))",
-    "duration": r"how (?:long|much time|many (?:minutes|hours|days|weeks|months|years)|fast|quickly)|(?:un)?til when"
-    r"|wie (?:lange|schnell)|bis wann|combien de temps|cuánto tiempo|quanto tempo",
-    "frequency": r"how (?:often|many times)|wie oft|combien de fois|cuántas veces|quante volte",
-    "distance": r"how far|wie weit",
-    "age": r"how old|wie alt|quel âge",
+ASKED = {
+    phrase: frozenset(kinds.split())
+    for kinds, phrases in {
+        "place": "where/wo/wohin/woher/où/d'où/dónde/donde/adónde/dove/dov'è",
+        # "How do I get to the station" asks for a place too.
+        "way place": "how do/how does/how can/how could/how may/how should/how to",
+        "way place amount": "what do i/what do we/what can i/what must i/what should i/what may i/what shall i",
+        "way": "wie kann/wie können/wie komme/wie kommt/wie muss/wie soll/wie geht/comment/cómo",
+        "time": "when/what time/which time/what day/which day/what date/which date/how early/how late/wann/wie spät"
+        "/wie viel uhr/wieviel uhr/quand/quelle heure/quel jour/quels jours/cuándo/cuando/qué hora/qué día/qué días"
+        "/quando/che ora/che giorno/che giorni",
+        "person": "who/who's/whom/whose/wer/wen/wem/wessen/qui/quién/quiénes/chi",
+        "reason": "why/how come/warum/wieso/weshalb/pourquoi/por qué/perché",
+        "amount": "how much/how many/wie viel/wie viele/wieviel/wieviele/combien/cuánto/cuánta/cuántos/cuántas/cuanto"
+        "/cuanta/cuantos/cuantas/quanto/quanta/quanti/quante",
+        "duration": "how long/how much time/how many minutes/how many hours/how many days/how many weeks"
+        "/how many months/how many years/how fast/how quickly/wie lange/wie schnell/bis wann/combien de temps"
+        "/cuánto tiempo/quanto tempo",
+        "time duration": "until when/till when",
+        "frequency": "how often/how many times/wie oft/combien de fois/cuántas veces/quante volte",
+        "distance": "how far/wie weit",
+        "age": "how old/wie alt/quel âge",
+    }.items()
+    for phrase in phrases.split("/")
 }
-ASKED = {kind: re.compile(rf"\b(?:{words})\b") for kind, words in _ASKED.items()}
-"""What is asked for, in lower case. A text may ask for several. "How do I get" may ask for a place too."""
+"""What is asked for, by phrases of up to three words. Of phrases that begin at one word, the longest counts."""
 
 OBLIGED = re.compile(
     r"\b(?:(?:do|does|did|will|would) (?:\w+ ){1,3}(?:need|have to)"
