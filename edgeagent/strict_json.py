@@ -56,7 +56,7 @@ def parse_json(data: bytes | str) -> object:
     except RecursionError as error:
         raise InvalidRequest(f"the JSON is nested deeper than {MAX_JSON_DEPTH} levels") from error
     _check_depth(value)
-    return _mended(value, "") if _SUSPECT_ESCAPE.search(raw) else value
+    return _mended(value, "") if b"\\" in raw and _SUSPECT_ESCAPE.search(raw) else value
 
 
 def load_generated(text: str) -> object:

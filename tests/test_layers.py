@@ -93,6 +93,7 @@ OWNERS: dict[str, set[str]] = {
         "router",
         "answers",
         "api",
+        "media_files",  # its decoder of base64
     },
     "llama_cpp": {"engine"},
     # The vectors of questions, only if similar ones are answered.

@@ -122,6 +122,7 @@ def test_an_item_is_given_back_as_it_was_sent() -> None:
         ({"type": "image_url", "image_url": {"url": "data:image/png,AAAA"}}, InvalidRequest, "is no data URL"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAA"}}, InvalidRequest, "is not base64"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,A A="}}, InvalidRequest, "is not base64"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,xf3I="}}, InvalidRequest, "is not base64"),
         (
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==AAAA"}},
             InvalidRequest,
