@@ -482,10 +482,11 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         return self._pace.take(num_frames) if num_frames else 0.0
 
     def handle_events(self) -> None:
-        if self.handshake_initiated:
-            frames = cast("list[Frame]", self.conn.events)
-            self._num_frames += sum(frame.fin or len(frame.data) < LONG_FRAGMENT_BYTES for frame in frames)
+        frames = cast("list[Frame]", self.conn.events if self.handshake_initiated else [])
+        self._num_frames += sum(frame.fin or len(frame.data) < LONG_FRAGMENT_BYTES for frame in frames)
         super().handle_events()
+        for frame in frames:
+            frame.data = b""  # the library keeps the latest frame until the next one comes
 
     def send_receive_event_to_app(self) -> None:
         self._num_whole_bytes += sum(map(len, self.frames))
@@ -529,6 +530,8 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         cast(dict[str, Any], self.scope)[PEER_KEY] = self.peer
         cast(dict[str, Any], self.scope)[SEND_KEY] = self.send
         await super().run_asgi()
+        while not self.queue.empty():  # these objects refer to each other, and end later
+            self.queue.get_nowait()
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send a message once the client has read enough. Raise ClientDisconnected if the WebSocket is closed."""

@@ -24,7 +24,8 @@ class InFlight:
 
     If they take more than `max_bytes`, unfinished ones are cut: those of the client that takes the most, and first the
     one that has held the most bytes for the longest time. Many small ones then do not cut another client's large one. A
-    body or frame that has arrived as a whole is never cut, and counts until the application has read it.
+    body or frame that has arrived as a whole is never cut, and counts until the application has read it. What waits on
+    a WebSocket after that, and what its client does not read, counts as unfinished.
     """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,6 +34,7 @@ class InFlight:
         self._num_bytes = 0
         self._arrivals: set[Arrival] = set()
         self._peak_bytes = 0
+        self._is_cutting = False
         self._freed = FreedMemory()
 
     def begin(self, cut: Callable[[], None]) -> Arrival:
@@ -45,15 +47,18 @@ class InFlight:
         self._peak_bytes = max(self._peak_bytes, self._num_bytes)
         if not arrival.num_bytes:
             self._arrivals.discard(arrival)
-            if self._peak_bytes >= MUCH_BYTES:
+            if self._peak_bytes - self._num_bytes >= MUCH_BYTES:
                 self._peak_bytes = self._num_bytes
                 self._freed.plan()
             return
         if not before_bytes:
             arrival.since_s = self._clock()
         self._arrivals.add(arrival)
-        while self._num_bytes > self.max_bytes and (victim := self._costliest()) is not None:
-            victim.end_with_cut()
+        if not self._is_cutting:  # an owner that is told of a cut may hold less instead
+            self._is_cutting = True
+            while self._num_bytes > self.max_bytes and (victim := self._costliest()) is not None:
+                victim.end_with_cut()
+            self._is_cutting = False
 
     def _costliest(self) -> Arrival | None:
         """Return the unfinished arrival to cut next; None if there is none."""

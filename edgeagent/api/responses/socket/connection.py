@@ -18,6 +18,7 @@ from starlette.websockets import WebSocketDisconnect
 from edgeagent import metrics
 from edgeagent.api.context import Context, context_of
 from edgeagent.api.gate.access import client_of
+from edgeagent.api.gate.body_limit import Arrival
 from edgeagent.api.gate.envelope import WEBSOCKET
 from edgeagent.api.responses.body import ResponseCreate
 from edgeagent.api.responses.events import set_delivery
@@ -69,6 +70,7 @@ ADMISSION_S = 0.25
 KEEP_S, KEEP_CANCELLED_S = 5.0, 0.02
 # A client that reads nothing for this long counts as gone, even if the connection is still open.
 STALL_S = 10.0
+_NOT_READ = "the client does not read"
 CLOSE_S = 1.0
 
 routes = Routes()
@@ -106,6 +108,8 @@ class Connection:
         self._context = copy_context()  # that of the client, with the grant of its token
         self._session = self._new_session()
         self._files = SentFiles(context.in_flight, self._partition)
+        self._held = self._begin_to_hold()
+        self._why_closed = _NOT_READ
         # The requests, by id. Each is kept until its task has ended and its terminal event is written.
         self._requests: dict[str, LaneTurn | UndeliveredResponse] = {}
         self._ahead: dict[AheadAnswer, asyncio.Task[None]] = {}
@@ -146,13 +150,17 @@ class Connection:
                 finally:
                     self._release_all()
                     self._files.close()
+                    # The objects of a connection refer to each other, so that they may be freed minutes later.
+                    self._outbox.clear()
+                    self._held.end()
                     self._responses.early_summaries.disconnected(self)
         trouble = self._trouble if reader.cancelled() else self._trouble or reader.exception()
         if isinstance(trouble, Exception):
             to_client_error("a WebSocket", trouble)
             await self._close(INTERNAL_ERROR, "internal error")
         # If the client does not read the close frame either, the transport cuts the connection and counts it.
-        if self._stall.is_found.is_set() and await self._close(TRY_AGAIN_LATER, "the client does not read"):
+        is_told = self._stall.is_found.is_set() and await self._close(TRY_AGAIN_LATER, self._why_closed)
+        if is_told and self._why_closed == _NOT_READ:
             metrics.slow_clients_cut_total.labels("websocket").inc()
 
     async def _close(self, code: int, reason: str) -> bool:
@@ -242,6 +250,7 @@ class Connection:
             self._is_closed.set()
         finally:
             self._is_writing = False
+            self._hold()
 
     def _perform(self, actions: Iterable[Action]) -> None:
         """Perform actions in order."""
@@ -253,6 +262,29 @@ class Connection:
         if not (self._is_writing or self._is_closed.is_set()):
             self._is_writing = True
             self._writing = start_now(self._write())
+        self._hold()
+
+    def _begin_to_hold(self) -> Arrival:
+        arrival = self._api.in_flight.begin(self._cut)
+        arrival.client = self._partition
+        return arrival
+
+    def _hold(self) -> None:
+        """Count what waits, and what the client does not read, among the bytes that clients send."""
+        num_bytes = self._session.num_waiting_bytes + (self._outbox.num_bytes if self._outbox.is_full else 0)
+        if num_bytes != self._held.num_bytes and not self._stall.is_found.is_set():
+            self._held.hold(num_bytes, is_whole=False)
+
+    def _cut(self) -> None:
+        """Refuse the creates that wait, since clients send too much at once. If none does, close the connection."""
+        num_bytes = self._session.num_waiting_bytes
+        self._session.refuse_waiting()
+        if self._session.num_waiting_bytes < num_bytes:
+            self._held = self._begin_to_hold()
+            self._hold()
+        else:
+            self._why_closed = "clients are sending too much at once; send it again"
+            self._stall.is_found.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine as a task in this client's context. If it still runs when the connection ends, cancel it.

@@ -11,20 +11,23 @@ from edgeagent.api.responses.body import ResponseCreate, read_create
 from edgeagent.api.responses.socket.steering import SteerRefused, read_steer_input
 from edgeagent.api.wire.addresses import ADDRESSES, keep_if_local
 from edgeagent.api.wire.body import FieldWarning, parse_object
+from edgeagent.api.wire.fields import MAX_NAME_CHARS
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError, NotSupported
+
+_ITEM_BYTES = 256  # what an item takes without its text
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedFrame:
     """A frame that is refused. Its error is sent in the order of the lane, after the answers to earlier creates.
 
-    `previous_id`: the frame's `previous_response_id` as sent, which may be of any type; None if there is none.
+    `previous_id`: the frame's `previous_response_id`; None if there is none, or if it cannot be one.
     """
 
     error: EdgeAgentError
-    previous_id: object = None
+    previous_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,8 @@ class CreateFrame:
     """A `response.create`, and the lane that it names.
 
     `create_or_refusal`: the checked create, or its refusal. `stream_id`: the lane's name as sent, which may be of any
-    type. `is_named`: the frame has a `stream_id`. `num_bytes`: the frame's size. The frame's JSON is not kept, because
-    it may be large.
+    type. `is_named`: the frame has a `stream_id`. `num_bytes`: about the memory that the create takes. The frame's JSON
+    is not kept, because it may be large.
     """
 
     create_or_refusal: ResponseCreate | RefusedFrame
@@ -67,7 +70,7 @@ def read_frame(text: str) -> Frame:
     try:
         fields = parse_object(text, "a frame must be a JSON object with a type")
     except EdgeAgentError as error:
-        return RefusedFrame(error)
+        return RefusedFrame(_bare(error))
     if fields.get("stream_id") == "":
         del fields["stream_id"]
     if fields.get("type") == "response.steer":
@@ -89,8 +92,17 @@ def read_frame(text: str) -> Frame:
             message = "background is not supported on a WebSocket; send it with POST /v1/responses"
             raise NotSupported(message, param="background")
     except EdgeAgentError as error:
-        read = RefusedFrame(error, fields.get("previous_response_id"))
-    return CreateFrame(read, fields.get("stream_id"), "stream_id" in fields, len(text.encode()))
+        previous_id = fields.get("previous_response_id")
+        is_short = isinstance(previous_id, str) and len(previous_id) <= MAX_NAME_CHARS
+        read = RefusedFrame(_bare(error), previous_id if is_short else None)
+    num_bytes = len(text.encode()) + _ITEM_BYTES * len(read.items) if isinstance(read, ResponseCreate) else 0
+    return CreateFrame(read, fields.get("stream_id"), "stream_id" in fields, num_bytes)
+
+
+def _bare(error: EdgeAgentError) -> EdgeAgentError:
+    """Return an error without its traceback and causes: they hold the frame's text while the error waits."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _memory_of(text: str) -> int:

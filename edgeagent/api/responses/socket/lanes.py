@@ -54,8 +54,8 @@ class Successor:
 class WaitingCreate:
     """A create or a refused frame that waits on its lane.
 
-    `num_bytes`: the size of its frame; 0 if not counted. `arrived_s`: when a create arrived, by the session's monotonic
-    clock.
+    `num_bytes`: about the memory of a create; 0 if not counted. `arrived_s`: when it arrived, by the session's
+    monotonic clock.
     """
 
     content: ResponseCreate | Successor | RefusedFrame
@@ -111,7 +111,8 @@ class Lane:
 
     `fetching`: the create that needs something from the store, which is being looked up. `is_fetch_cancelled`: this
     create ends as cancelled after the lookup. `key`: the lane's unique name among the lanes of all connections.
-    `ahead`: the answer that the next create may take. `arrived_s`: when the latest create that left `waiting` arrived.
+    `ahead`: the answer that the next create may take. `arrived_s`: when the latest create that left `waiting` arrived,
+    and `num_bytes`: its memory.
     """
 
     name: str | None
@@ -121,6 +122,7 @@ class Lane:
     is_fetch_cancelled: bool = False
     ahead: AheadAnswer | None = None
     arrived_s: float = 0.0
+    num_bytes: int = 0
     waiting: deque[WaitingCreate] = field(default_factory=deque)
 
     @property

@@ -80,6 +80,10 @@ class Outbox:
         entry, self._num_taken_bytes = self._entries.popleft() if self._entries else (None, 0)
         return entry
 
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._entries.clear()
+
     async def wait_for_room(self) -> None:
         """Wait until the outbox is not full."""
         if self.is_full:

@@ -119,10 +119,11 @@ class Steers:
         self._waiting: dict[str, tuple[Lane, tuple[Steer, ...]]] = {}
         self._num_failures = 0
 
-    def accept(self, live: LaneTurn | None, frame: OtherFrame) -> Steer:
+    def accept(self, live: LaneTurn | None, frame: OtherFrame, num_free_bytes: int) -> Steer:
         """Return the steer that a client sends; raise SteerRefused if it is not accepted.
 
-        `live` is the response that it names if that is under way, else None.
+        `live` is the response that it names if that is under way, else None. `num_free_bytes`: the memory that may
+        still wait.
         """
         if live is None:
             raise self._unsteerable(frame.fields.get("previous_response_id"))
@@ -134,9 +135,10 @@ class Steers:
             raise SteerRefused(steering.NOT_SUPPORTED, "a response that generates nothing cannot be steered")
         if live.turn.create.compact_threshold is not None:
             raise SteerRefused(steering.NOT_SUPPORTED, "a response with context_management cannot be steered")
-        if len(live.steers) >= MAX_STEERS:
+        if len(live.steers) >= MAX_STEERS or frame.num_bytes > num_free_bytes:
             raise SteerRefused(
-                steering.TOO_MANY_STEERS, f"{MAX_STEERS} inputs wait for the response's successor already"
+                steering.TOO_MANY_STEERS,
+                f"{MAX_STEERS} inputs for the response's successor, or {MAX_WAITING_BYTES >> 20} MiB, wait already",
             )
         if len(self._waiting) >= MAX_STEERS:
             raise SteerRefused(
@@ -157,10 +159,15 @@ class Steers:
         waiting_lane, steers = self._waiting.get(previous_id or "", (None, ()))
         return steers if waiting_lane is lane else ()
 
-    def release(self, previous_id: str | None, lane: Lane) -> None:
-        """Forget the steers that `waiting_for` returns, because the create that they waited for has begun."""
-        if self.waiting_for(previous_id, lane):
-            del self._waiting[previous_id or ""]
+    def release(self, previous_id: str | None, lane: Lane) -> int:
+        """Forget the steers that `waiting_for` returns, because the create that they waited for has begun.
+
+        Return their bytes.
+        """
+        if not self.waiting_for(previous_id, lane):
+            return 0
+        _, steers = self._waiting.pop(previous_id or "")
+        return sum(steer.num_bytes for steer in steers)
 
     def refused(
         self,
@@ -199,7 +206,8 @@ class Session:
     """The session of one connection.
 
     `default_model` is the model that the client's URL names. A model that a create names takes precedence. `translate`
-    replaces the actions that each method returns by others: a protocol with other events sets it.
+    replaces the actions that each method returns by others: a protocol with other events sets it. `num_waiting_bytes`:
+    about the memory of the creates and steers that wait.
     """
 
     def __init__(
@@ -227,7 +235,7 @@ class Session:
         self._freed: deque[Lane] = deque()
         self._is_expired = False
         self._is_closed = False
-        self._num_waiting_bytes = 0
+        self.num_waiting_bytes = 0
         self._actions: list[Action] = []
 
     def receive(self, frame: Frame) -> list[Action]:
@@ -304,6 +312,15 @@ class Session:
         self._is_expired = True
         return self._take()
 
+    def refuse_waiting(self) -> None:
+        """Refuse the creates that wait on their lanes. Each keeps its place, so that its error comes in order."""
+        error = Overloaded("clients are sending too much at once; send it again", retry_after_s=2.0)
+        for lane in self._lanes:
+            for place, waiting in enumerate(lane.waiting):
+                if isinstance(waiting.content, ResponseCreate):
+                    lane.waiting[place] = WaitingCreate(RefusedFrame(error))
+                    self.num_waiting_bytes -= waiting.num_bytes
+
     def disconnected(self) -> None:
         """Forget everything. Afterwards no request is started and no event is sent."""
         self._queued.clear()
@@ -331,8 +348,8 @@ class Session:
             self._wait(lane, WaitingCreate(frame.create_or_refusal, frame.num_bytes, self._monotonic()))
 
     def _wait(self, lane: Lane, waiting: WaitingCreate) -> None:
-        is_full = len(lane.waiting) >= MAX_WAITING or self._num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
-        if is_full and lane.is_busy:
+        is_full = len(lane.waiting) >= MAX_WAITING or self.num_waiting_bytes + waiting.num_bytes > MAX_WAITING_BYTES
+        if is_full and (lane.is_busy or self._num_active >= MAX_ACTIVE):
             # The request keeps its place, so that its error comes in order. Only its body is dropped.
             most = f"{MAX_WAITING} requests on a lane, {MAX_WAITING_BYTES >> 20} MiB on the connection"
             error = Overloaded(f"too much waits here (at most {most}); wait for answers before you send more")
@@ -341,14 +358,14 @@ class Session:
             self._actions.append(Close(TOO_MANY_REQUESTS, "too many requests are waiting"))
             return
         lane.waiting.append(waiting)
-        self._num_waiting_bytes += waiting.num_bytes
+        self.num_waiting_bytes += waiting.num_bytes
         self._advance(lane)
 
     def _advance(self, lane: Lane) -> None:
         while lane.waiting and (not lane.is_busy or self._supersede(lane)):
             waiting = lane.waiting.popleft()
-            self._num_waiting_bytes -= waiting.num_bytes
-            lane.arrived_s = waiting.arrived_s
+            self.num_waiting_bytes -= waiting.num_bytes
+            lane.arrived_s, lane.num_bytes = waiting.arrived_s, waiting.num_bytes
             match waiting.content:
                 case RefusedFrame(error, previous_id):
                     self._evict(previous_id, lane)
@@ -473,6 +490,7 @@ class Session:
         live.lane.live = live
         if is_full:
             self._queued.append(live)
+            self.num_waiting_bytes += live.lane.num_bytes
             self._actions.append(Queue(live))
             self._begin(live, is_queued=True)
         else:
@@ -496,7 +514,7 @@ class Session:
     def _begin(self, live: LaneTurn, queued: Queued | None = None, *, is_queued: bool = False) -> None:
         if not live.is_created:
             live.is_created = True
-            self._steers.release(live.turn.create.previous_id, live.lane)
+            self.num_waiting_bytes -= self._steers.release(live.turn.create.previous_id, live.lane)
             self._send(live, live.turn.events.created(queued, is_queued=is_queued))
 
     def _keep_end(self, live: LaneTurn) -> None:
@@ -519,6 +537,7 @@ class Session:
         while self._freed or (self._queued and self._num_active < MAX_ACTIVE):
             if self._queued and self._num_active < MAX_ACTIVE:
                 following = self._queued.popleft()
+                self.num_waiting_bytes -= following.lane.num_bytes
                 following.turn.count_wait(self._waited_s(following.lane) - following.turn.request.waited_s)
                 self._send(following, following.turn.events.in_progress())
                 self._run(following)
@@ -569,6 +588,7 @@ class Session:
     def _end_early(self, live: LaneTurn, reason: FinishReason, why: str) -> None:
         if live in self._queued:
             self._queued.remove(live)
+            self.num_waiting_bytes -= live.lane.num_bytes
         self._actions.append(Drop(live))
         self._feed(live, [unrun(reason, why, live.turn.usage_ahead)])
 
@@ -576,7 +596,7 @@ class Session:
         previous_id, raw = frame.fields.get("previous_response_id"), frame.fields.get("input")
         live = self._lanes.turn(previous_id)
         try:
-            steer = self._steers.accept(live, frame)
+            steer = self._steers.accept(live, frame, MAX_WAITING_BYTES - self.num_waiting_bytes)
         except SteerRefused as refusal:
             lane = live.lane if live else None
             self._actions.append(self._steers.refused(refusal, lane, previous_id, raw, frame.num_bytes))
@@ -584,6 +604,7 @@ class Session:
         assert live is not None, "only a response that is under way can be steered"
         self._begin(live)
         live.steers.append(steer)
+        self.num_waiting_bytes += steer.num_bytes
         self._send(live, live.turn.events.numbered(steering.accepted(steer)))
         if not live.turn.events.is_steered:
             live.turn.events.is_steered = True
@@ -597,9 +618,11 @@ class Session:
         3. Otherwise a successor answers them, before other creates on the lane.
         """
         steers = tuple(live.steers)
+        num_bytes = sum(steer.num_bytes for steer in steers)
         calls = [item for item in live.turn.events.items if isinstance(item, CallItem)]
         if live.is_cancelled or live.turn.events.response["status"] == "failed":
             refusal = SteerRefused(steering.NOT_ACTIVE, f"the response '{live.id}' ended without a successor")
+            self.num_waiting_bytes -= num_bytes
             self._return_steers(live.lane, steers, refusal)
         elif calls:
             self._steers.keep_waiting(live)
@@ -607,7 +630,7 @@ class Session:
                 self._send(live, live.turn.events.numbered(steering.pending(steer, calls)))
         else:
             create = live.turn.create.succeeded_by(live.id, _items(steers))
-            live.lane.waiting.appendleft(WaitingCreate(Successor(create, steers), arrived_s=self._monotonic()))
+            live.lane.waiting.appendleft(WaitingCreate(Successor(create, steers), num_bytes, self._monotonic()))
 
     def _return_steers(self, lane: Lane, steers: Sequence[Steer], refusal: SteerRefused) -> None:
         for steer in steers:

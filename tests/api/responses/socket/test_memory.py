@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from contextlib import AsyncExitStack
 
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.frames import Frame
 
 from edgeagent.api.responses.socket.outbox import Send
+from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.responses.turn import Turn
+from edgeagent.api.wire.shape import Json
+from edgeagent.types import Started, TextDelta
 from tests.api.serving import slow_socket
-from tests.backends.fake import FakeBackend
-from tests.daemon.running import TOKEN, running
+from tests.backends.fake import FakeBackend, Gate, finished
+from tests.daemon.running import TOKEN, limited, running
 from tests.worker.support import eventually
 
 MAX_ALIVE = 17  # one for each lane, and the one that is being read
@@ -57,6 +62,50 @@ async def test_a_client_that_does_not_read_what_repeats_its_frames_is_sent_littl
             assert sum(type(each) is Send for each in gc.get_objects()) <= 6
             sending.cancel()
             socket.transport.abort()
+
+
+async def test_an_idle_connection_does_not_hold_its_last_frame() -> None:
+    async with running(FakeBackend()) as daemon, connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+        await socket.send(json.dumps({"type": "response.processed", "padding": "x" * 500_000}))
+        await asyncio.sleep(0.2)
+        held = [each.data for each in gc.get_objects() if type(each) is Frame]
+        assert held and not any(bytes(data).startswith(b'{"type": "response.processed"') for data in held)
+
+
+async def test_what_waits_on_many_sockets_has_one_bound() -> None:
+    """The creates of the connection that has held the most for the longest time are refused, and it goes on."""
+    gate = Gate()
+    backend = FakeBackend(lambda request: [Started(1, 0), gate, TextDelta("x"), finished()])
+    most = 100_000
+
+    def num_waiting_bytes() -> list[int]:
+        sessions = (each for each in gc.get_objects() if isinstance(each, Session))
+        return [each.num_waiting_bytes for each in sessions if each.num_waiting_bytes]
+
+    async with AsyncExitStack() as held:
+        daemon = await held.enter_async_context(running(backend, limited(max_in_flight_bytes=most)))
+        url = f"ws://127.0.0.1:{daemon.port}/v1/responses"
+        sockets = [await held.enter_async_context(connect(url)) for _ in range(6)]
+        for socket in sockets:
+            for text in ("x", "y" * 40_000):
+                await socket.send(json.dumps({"type": "response.create", "store": False, "input": text}))
+            await socket.send(json.dumps({"type": "response.steer"}))
+            await until(socket, "response.steer.failed")  # all before it has been read
+        num_waiting = len(num_waiting_bytes())
+        assert 1 <= num_waiting <= 2 and sum(num_waiting_bytes()) <= most
+        gate.opened.set()
+        ends = [await until(socket, "error", "response.created") for socket in sockets]
+        assert [end["type"] for end in ends].count("response.created") == num_waiting
+        assert {end["error"]["code"] for end in ends if end["type"] == "error"} == {"queue_full"}
+        await sockets[0].send(json.dumps({"type": "response.create", "store": False, "input": "z"}))
+        await until(sockets[0], "response.completed")
+
+
+async def until(socket: ClientConnection, *kinds: str) -> Json:
+    while (event := json.loads(await socket.recv()))["type"] not in kinds:
+        pass
+    found: Json = event
+    return found
 
 
 async def flood(socket: ClientConnection, frame: str) -> None:

@@ -111,6 +111,9 @@ class Sessions(RuleBasedStateMachine):
             began = {event["response"]["id"] for event in of_lane if event["type"] == "response.created"}
             num_successors = len(began & self.successors())
             assert num_ends == num_creates + num_successors
+        num_waiting_bytes = self.client.session.num_waiting_bytes
+        is_pending = any(event["type"] == "response.steer.pending" for event in self.client.events)
+        assert num_waiting_bytes >= 0 if is_pending else num_waiting_bytes == 0
 
     def successors(self) -> set[str]:
         """Return the responses that no create started: their prompts end with the input of a steer."""

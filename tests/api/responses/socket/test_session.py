@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from edgeagent.api.responses.socket.frames import read_frame
-from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING, Session, Start
+from edgeagent.api.responses.socket.frames import CreateFrame, RefusedFrame, read_frame
+from edgeagent.api.responses.socket.session import (
+    MAX_ACTIVE,
+    MAX_REFUSALS,
+    MAX_WAITING,
+    MAX_WAITING_BYTES,
+    Session,
+    Start,
+)
 from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.errors import ModelNotFound, Overloaded, WorkerCrashed
 from edgeagent.service.live_service import LiveService
@@ -148,6 +155,54 @@ def test_too_many_waiting_are_refused_in_their_turn_and_a_flood_closes() -> None
     for _ in range(MAX_REFUSALS + 1):
         client.create()
     assert client.closed == [1008]
+
+
+def test_what_waits_is_counted_until_it_runs() -> None:
+    client, text = Client(), "x" * 10_000
+    for number in range(MAX_ACTIVE + 1):  # the last one is queued, since so many run
+        client.create(stream_id=f"l{number}", input=text)
+    client.create(stream_id="l0", input=text)
+    client.step(client.started[1], TextDelta("x"))
+    client.send("response.steer", previous_response_id=client.started[1], input=text)
+    assert 30_000 < client.session.num_waiting_bytes < 33_000
+    client.finish(client.started[0])  # the queued one begins
+    assert 20_000 < client.session.num_waiting_bytes < 23_000
+    for request_id in client.started:  # the list grows
+        client.finish(request_id)
+    assert client.session.num_waiting_bytes == 0
+
+
+def test_creates_on_new_lanes_that_are_too_large_to_wait_are_refused() -> None:
+    client = Client()
+    for number in range(MAX_ACTIVE):
+        client.create(stream_id=f"l{number}")
+    large = "x" * (MAX_WAITING_BYTES // 2 - 1000)
+    assert all(kinds(client.create(stream_id=f"n{n}", input=large)) == ["created", "queued"] for n in range(2))
+    assert error_of(client.create(stream_id="n2", input=large))["code"] == "queue_full"
+
+
+def test_creates_that_wait_are_refused_in_their_turn_if_clients_send_too_much() -> None:
+    client = Client()
+    for _ in range(3):
+        client.create()
+    client.session.refuse_waiting()
+    assert client.session.num_waiting_bytes == 0
+    client.create()
+    assert kinds(client.finish(client.started[0]))[-3:] == ["completed", "error", "error"]
+    assert len(client.started) == 2
+
+
+def test_an_error_that_waits_holds_nothing_of_its_frame() -> None:
+    for frame in (
+        '{"type": ',
+        '{"type": "response.create", "input": 7}',
+        '{"type": "response.create", "tools": 7}',
+    ):
+        match read_frame(frame + " " * 1000):
+            case RefusedFrame(error) | CreateFrame(RefusedFrame(error)):
+                assert (error.__cause__, error.__context__, error.__traceback__) == (None, None, None)
+            case read:
+                raise AssertionError(read)
 
 
 def test_the_url_may_name_the_model() -> None:

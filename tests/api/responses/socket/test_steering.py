@@ -10,7 +10,7 @@ import pytest
 from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.outbox import Send
-from edgeagent.api.responses.socket.session import MAX_ACTIVE
+from edgeagent.api.responses.socket.session import MAX_ACTIVE, MAX_WAITING_BYTES
 from edgeagent.api.responses.socket.steering import MAX_STEERS
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import Overloaded, WorkerCrashed
@@ -241,3 +241,9 @@ def test_inputs_that_wait_are_bounded() -> None:
     for _ in range(MAX_STEERS):
         steer(client, first)
     assert refused(steer(client, first)) == "too_many_pending_steers"
+
+
+def test_the_bytes_of_inputs_that_wait_are_bounded() -> None:
+    client, first = talking()
+    steer(client, first, "x" * (MAX_WAITING_BYTES // 2))
+    assert refused(steer(client, first, "x" * (MAX_WAITING_BYTES // 2))) == "too_many_pending_steers"
