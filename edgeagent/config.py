@@ -241,6 +241,11 @@ class ServerConfig(Section, frozen=True):
         return 4 * max(self.max_body_bytes, self.max_frame_bytes)
 
     @property
+    def max_kept_bytes(self) -> int:
+        """The memory for what the clients of all WebSockets may continue: eight of the largest messages."""
+        return 2 * self.max_in_flight_bytes
+
+    @property
     def is_token_needed(self) -> bool:
         """Whether TCP clients must send a token: the settings require it, or other machines can reach the address."""
         return self.token_required or not self.is_loopback

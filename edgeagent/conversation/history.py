@@ -211,13 +211,14 @@ class ConnectionHistory:
 
     As in OpenAI's WebSocket mode, an unstored response can be continued only on its own connection. A connection has
     lanes, each of which runs one response at a time. If a continuation fails on the lane of its previous response, that
-    response is forgotten here. The store may still have it.
+    response is forgotten here. The store may still have it. `num_bytes`: about the memory of the responses.
     """
 
     def __init__(self) -> None:
         self._recent: OrderedDict[str, _Remembered] = OrderedDict()
         self._items: dict[str, tuple[Item, _Segment]] = {}  # the latest item with each id
-        self._num_bytes = 0
+        self.num_bytes = 0
+        self._is_cleared = False
 
     def missing(self, previous_id: str | None, new: tuple[Item, ...]) -> MissingIds:
         """Return the ids in a request that this history does not have, so that the store must be asked for them.
@@ -241,8 +242,15 @@ class ConnectionHistory:
         response = response.with_transcript()
         segment = self._new_segment(response)
         self._recent[response.id] = _Remembered(response, lane, segment)
-        while len(self._recent) > MAX_RESPONSES or (self._num_bytes > MAX_BYTES and len(self._recent) > 1):
+        while len(self._recent) > MAX_RESPONSES or (self.num_bytes > MAX_BYTES and len(self._recent) > 1):
             self.forget(next(iter(self._recent)))
+
+    def clear(self) -> None:
+        """Forget all responses."""
+        self._recent.clear()
+        self._items.clear()
+        self.num_bytes = 0
+        self._is_cleared = True
 
     def forget(self, response_id: str) -> None:
         """Forget a response; an unknown id is ignored."""
@@ -252,7 +260,7 @@ class ConnectionHistory:
             segment.num_users -= 1
             if segment.num_users:
                 return
-            self._num_bytes -= segment.num_bytes
+            self.num_bytes -= segment.num_bytes
             for item in segment.items:
                 if self._items.get(item.id, (None, None))[1] is segment:
                     del self._items[item.id]
@@ -303,7 +311,7 @@ class ConnectionHistory:
         segment = _Segment(parent, own, response.is_storable, response.route, num_bytes, num_users=1)
         if parent is not None:
             parent.num_users += 1
-        self._num_bytes += num_bytes
+        self.num_bytes += num_bytes
         for item in own:
             if item.id:
                 self._items[item.id] = (item, segment)
@@ -314,9 +322,10 @@ class ConnectionHistory:
             self._recent.move_to_end(previous_id)
             return self._recent[previous_id].response
         if found.previous is None or found.previous.is_failed:
-            raise ResponseNotFound(
-                f"Previous response with id '{previous_id[:128]}' not found.", param="previous_response_id"
-            )
+            message = f"Previous response with id '{previous_id[:128]}' not found."
+            if self._is_cleared:
+                message += " This connection's responses were forgotten, since clients keep too many; send all items."
+            raise ResponseNotFound(message, param="previous_response_id")
         return found.previous
 
     def _resolve(self, item_id: str, found: StoreResult) -> tuple[Item, bool, RouteMode | None]:

@@ -26,11 +26,13 @@ class InFlight:
     one that has held the most bytes for the longest time. Many small ones then do not cut another client's large one. A
     body or frame that has arrived as a whole is never cut, and counts until the application has read it. What waits on
     a WebSocket after that, and what its client does not read, counts as unfinished.
+
+    Another instance counts what WebSockets keep between frames, which is unfinished too.
     """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_bytes = max_bytes
-        self._clock = clock
+        self.clock = clock
         self._num_bytes = 0
         self._arrivals: set[Arrival] = set()
         self._peak_bytes = 0
@@ -52,7 +54,7 @@ class InFlight:
                 self._freed.plan()
             return
         if not before_bytes:
-            arrival.since_s = self._clock()
+            arrival.since_s = self.clock()
         self._arrivals.add(arrival)
         if not self._is_cutting:  # an owner that is told of a cut may hold less instead
             self._is_cutting = True
@@ -65,7 +67,7 @@ class InFlight:
         taken = Counter[str | None]()
         for arrival in self._arrivals:
             taken[arrival.client] += arrival.num_bytes
-        now_s = self._clock()
+        now_s = self.clock()
         unfinished = (arrival for arrival in self._arrivals if not arrival.is_whole)
         return max(
             unfinished,
@@ -77,7 +79,7 @@ class InFlight:
 class Arrival:
     """The bytes that one body, or the frames of one connection, take.
 
-    `client`: the client that sends them, as in Peer. `since_s`: when the first byte arrived.
+    `client`: the client that sends them, as in Peer. `since_s`: when the first byte arrived, or the last `renew`.
     """
 
     def __init__(self, in_flight: InFlight, cut: Callable[[], None]) -> None:
@@ -87,6 +89,10 @@ class Arrival:
         self.num_bytes = 0
         self.is_whole = False
         self.since_s = 0.0
+
+    def renew(self) -> None:
+        """Count the time from now, because the bytes are in use."""
+        self.since_s = self._in_flight.clock()
 
     def hold(self, num_bytes: int, *, is_whole: bool) -> None:
         """Set how many bytes are held; no effect after the end. `is_whole`: nothing is missing, so all is used soon."""

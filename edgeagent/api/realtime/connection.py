@@ -44,6 +44,14 @@ class RealtimeConnection(Connection):
         self._perform(self._realtime.open())
         await super()._serve()
 
+    @property
+    def _num_kept_bytes(self) -> int:
+        return super()._num_kept_bytes + self._realtime.num_kept_bytes
+
+    def _forget(self) -> None:
+        """Close the connection, whose conversation is kept nowhere else."""
+        self._end("clients keep too much on their connections; begin another session")
+
     async def _receive(self, text: str) -> list[Action]:
         """Return the actions that answer a frame. No image is fetched for an event that is refused."""
         read = partial(read_event, text, is_local=self._realtime.is_local)

@@ -45,11 +45,14 @@ class Entry(NamedTuple):
 
 
 class RealtimeConversation:
-    """The items of a conversation in order, with those of a response that is under way."""
+    """The items of a conversation in order, with those of a response that is under way.
+
+    `num_bytes`: about the memory of the items.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -91,7 +94,7 @@ class RealtimeConversation:
             if item.call_id not in calls:
                 message = f"no function_call with the call_id {item.call_id[:128]!r} is in the conversation"
                 raise InvalidRequest(message, param="item.call_id")
-        if len(self._entries) >= MAX_ITEMS or self._num_bytes + num_bytes_of(item) > MAX_CONVERSATION_BYTES:
+        if len(self._entries) >= MAX_ITEMS or self.num_bytes + num_bytes_of(item) > MAX_CONVERSATION_BYTES:
             most = f"at most {MAX_ITEMS} items and {MAX_CONVERSATION_BYTES >> 20} MiB"
             raise InvalidRequest(f"the conversation is too long ({most}); delete items", param="item")
 
@@ -111,23 +114,24 @@ class RealtimeConversation:
         place = 0 if previous_id == ROOT else names.index(previous_id) + 1
         following = {name: self._entries.pop(name) for name in names[place:]}
         self._entries |= {entry.shown["id"]: entry, **following}
-        self._num_bytes += num_bytes_of(entry.item)
+        self.num_bytes += num_bytes_of(entry.item)
         return names[place - 1] if place else None
 
     def complete(self, entry: Entry) -> None:
         """Replace a response's item by its final form, unless it was deleted."""
         if (old := self._entries.get(entry.shown["id"])) is not None:
             self._entries[entry.shown["id"]] = entry
-            self._num_bytes += num_bytes_of(entry.item) - num_bytes_of(old.item)
+            self.num_bytes += num_bytes_of(entry.item) - num_bytes_of(old.item)
 
     def remove(self, item_id: str) -> None:
         """Remove an item; raise UnknownItemToDelete."""
         if item_id not in self._entries:
             message = f"Error deleting item: the item with id '{item_id}' does not exist."
             raise UnknownItemToDelete(message, param="item_id")
-        self._num_bytes -= num_bytes_of(self._entries.pop(item_id).item)
+        self.num_bytes -= num_bytes_of(self._entries.pop(item_id).item)
 
 
 def num_bytes_of(item: Item | None) -> int:
-    """Return roughly the memory that an item takes; 0 for none."""
-    return 0 if item is None else Transcript().extended((item,)).num_bytes
+    """Return roughly the memory that an item takes, with the base64 of its images in its JSON; 0 for none."""
+    num_media_bytes = sum(len(medium.data) for _, medium in getattr(item, "media", ()))
+    return 0 if item is None else Transcript().extended((item,)).num_bytes + 4 * num_media_bytes // 3

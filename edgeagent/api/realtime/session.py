@@ -104,6 +104,11 @@ class RealtimeSession:
         return [self._settings_event("session.created", shown_session(self._id, self._plain))]
 
     @property
+    def num_kept_bytes(self) -> int:
+        """About the memory of the conversation."""
+        return self._conversation.num_bytes
+
+    @property
     def is_local(self) -> bool:
         """Whether the conversation must not leave this machine."""
         under_way = (asked.route for asked in self._asked[None])

@@ -109,6 +109,7 @@ class Connection:
         self._session = self._new_session()
         self._files = SentFiles(context.in_flight, self._partition)
         self._held = self._begin_to_hold()
+        self._kept = self._begin_to_keep()
         self._why_closed = _NOT_READ
         # The requests, by id. Each is kept until its task has ended and its terminal event is written.
         self._requests: dict[str, LaneTurn | UndeliveredResponse] = {}
@@ -153,6 +154,8 @@ class Connection:
                     # The objects of a connection refer to each other, so that they may be freed minutes later.
                     self._outbox.clear()
                     self._held.end()
+                    self._session.history.clear()
+                    self._kept.end()
                     self._responses.early_summaries.disconnected(self)
         trouble = self._trouble if reader.cancelled() else self._trouble or reader.exception()
         if isinstance(trouble, Exception):
@@ -269,11 +272,29 @@ class Connection:
         arrival.client = self._partition
         return arrival
 
+    def _begin_to_keep(self) -> Arrival:
+        arrival = self._api.kept.begin(self._forget)
+        arrival.client = self._partition
+        return arrival
+
     def _hold(self) -> None:
-        """Count what waits, and what the client does not read, among the bytes that clients send."""
+        """Count what waits, and what the client does not read, among the bytes that clients send; and what is kept."""
+        if (num_kept_bytes := self._num_kept_bytes) != self._kept.num_bytes:
+            self._kept.renew()
+            self._kept.hold(num_kept_bytes, is_whole=False)
         num_bytes = self._session.num_waiting_bytes + (self._outbox.num_bytes if self._outbox.is_full else 0)
         if num_bytes != self._held.num_bytes and not self._stall.is_found.is_set():
             self._held.hold(num_bytes, is_whole=False)
+
+    @property
+    def _num_kept_bytes(self) -> int:
+        """The bytes that the connection keeps between frames."""
+        return self._session.history.num_bytes
+
+    def _forget(self) -> None:
+        """Forget what can be continued here, since all connections keep too much. The store may still have it."""
+        self._session.history.clear()
+        self._kept = self._begin_to_keep()
 
     def _cut(self) -> None:
         """Refuse the creates that wait, since clients send too much at once. If none does, close the connection."""
@@ -283,8 +304,11 @@ class Connection:
             self._held = self._begin_to_hold()
             self._hold()
         else:
-            self._why_closed = "clients are sending too much at once; send it again"
-            self._stall.is_found.set()
+            self._end("clients are sending too much at once; send it again")
+
+    def _end(self, why: str) -> None:
+        self._why_closed = why
+        self._stall.is_found.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine as a task in this client's context. If it still runs when the connection ends, cancel it.

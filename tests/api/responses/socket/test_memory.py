@@ -10,12 +10,14 @@ from contextlib import AsyncExitStack
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosedError
 from websockets.frames import Frame
 
 from edgeagent.api.responses.socket.outbox import Send
 from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire.shape import Json
+from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.types import Started, TextDelta
 from tests.api.serving import slow_socket
 from tests.backends.fake import FakeBackend, Gate, finished
@@ -69,7 +71,7 @@ async def test_an_idle_connection_does_not_hold_its_last_frame() -> None:
         await socket.send(json.dumps({"type": "response.processed", "padding": "x" * 500_000}))
         await asyncio.sleep(0.2)
         held = [each.data for each in gc.get_objects() if type(each) is Frame]
-        assert held and not any(bytes(data).startswith(b'{"type": "response.processed"') for data in held)
+        assert held and not any(b"response.processed" in bytes(data) for data in held)
 
 
 async def test_what_waits_on_many_sockets_has_one_bound() -> None:
@@ -99,6 +101,49 @@ async def test_what_waits_on_many_sockets_has_one_bound() -> None:
         assert {end["error"]["code"] for end in ends if end["type"] == "error"} == {"queue_full"}
         await sockets[0].send(json.dumps({"type": "response.create", "store": False, "input": "z"}))
         await until(sockets[0], "response.completed")
+
+
+async def test_what_connections_keep_has_one_bound() -> None:
+    """The connection that has kept the most for the longest time forgets its responses, and its client is told so."""
+    config = limited(max_kept_bytes=200_000)  # an answer repeats its input
+    async with AsyncExitStack() as held:
+        daemon = await held.enter_async_context(running(FakeBackend(), config))
+        url = f"ws://127.0.0.1:{daemon.port}/v1/responses"
+        sockets = [await held.enter_async_context(connect(url)) for _ in range(6)]
+        ids = []
+        for socket in sockets:
+            await socket.send(json.dumps({"type": "response.create", "store": False, "input": "y" * 40_000}))
+            ids.append((await until(socket, "response.completed"))["response"]["id"])
+        histories = [each for each in gc.get_objects() if isinstance(each, ConnectionHistory)]
+        assert (
+            sum(each.num_bytes > 0 for each in histories) == 2 and sum(each.num_bytes for each in histories) < 200_000
+        )
+        ends = []
+        for socket, previous_id in zip(sockets, ids, strict=True):
+            create = {"type": "response.create", "store": False, "previous_response_id": previous_id, "input": "z"}
+            await socket.send(json.dumps(create))
+            ends.append(await until(socket, "response.completed", "error"))
+        assert [end["type"] for end in ends] == ["error"] * 4 + ["response.completed"] * 2
+        assert ends[0]["error"]["code"] == "previous_response_not_found"
+        assert "were forgotten, since clients keep too many" in ends[0]["error"]["message"]
+    assert sum(each.num_bytes for each in histories) == 0, "a connection that has ended keeps nothing"
+
+
+async def test_a_realtime_conversation_counts_among_what_is_kept() -> None:
+    async with (
+        running(FakeBackend(), limited(max_kept_bytes=200_000)) as daemon,
+        connect(f"ws://127.0.0.1:{daemon.port}/v1/realtime") as first,
+        connect(f"ws://127.0.0.1:{daemon.port}/v1/realtime") as second,
+    ):
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * 60_000}]}
+        for socket in (first, second):
+            await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+            await until(socket, "conversation.item.done")
+        with pytest.raises(ConnectionClosedError, match="clients keep too much"):
+            while True:
+                await first.recv()
+        await second.send(json.dumps({"type": "conversation.item.create", "item": {**item, "id": "last"}}))
+        await until(second, "conversation.item.added")
 
 
 async def until(socket: ClientConnection, *kinds: str) -> Json:
