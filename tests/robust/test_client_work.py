@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -30,6 +31,7 @@ from edgeagent.api.realtime.body import MAX_ITEMS as REALTIME_ITEMS
 from edgeagent.api.responses.body import MAX_REFERENCES
 from edgeagent.api.responses.choose import MAX_CHOICES
 from edgeagent.api.responses.socket.lanes import MAX_NAMED_LANES
+from edgeagent.api.responses.socket.outbox import MAX_PENDING_BYTES
 from edgeagent.api.responses.socket.session import MAX_REFUSALS, MAX_WAITING
 from edgeagent.api.responses.socket.steering import MAX_STEERS
 from edgeagent.api.routes import ROUTES
@@ -58,6 +60,8 @@ SERVER = ServerConfig()
 TIMEOUT_S = patient(60)
 STEP_S = 0.02
 MAX_KEPT_MIB = 20.0
+# What sockets may hold: the larger of the bounds of all, and what is being read and written.
+MAX_HELD_MIB = SERVER.max_kept_bytes / MIB + 192.0
 CHAT, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
 CHOOSE = "/edgeagent/choose"
 HANDSHAKE = (
@@ -376,6 +380,77 @@ def half_open(daemon: Daemon) -> Outcome:
     return "opened"
 
 
+def unread(one: bytes) -> Send:
+    """Return a member that sends a frame again and again on six sockets, and reads no answer."""
+
+    def send(daemon: Daemon) -> Outcome:
+        def flood(opened: socket.socket) -> None:
+            with suppress(OSError):
+                while True:
+                    opened.sendall(one)
+
+        def hold(clients: list[Socket]) -> None:
+            for client in clients:
+                client.opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                threading.Thread(target=flood, args=(client.opened,), daemon=True).start()
+            time.sleep(4.0)
+
+        return held_on_sockets(daemon, 6, hold)
+
+    return send
+
+
+def kept_histories(daemon: Daemon) -> Outcome:
+    """Have each of many sockets keep a long response, and leave them idle."""
+    text = [{"type": "reasoning_text", "text": "a" * 15 * MIB}]
+    kept = created(input=[{"type": "reasoning", "content": text}], generate=False, truncation="auto")
+
+    def hold(clients: list[Socket]) -> None:
+        for client in clients:
+            client.opened.sendall(kept)
+            next(filter(terminal, client.events()))
+
+    return held_on_sockets(daemon, 20, hold)
+
+
+def waiting_creates(daemon: Daemon) -> Outcome:
+    """Have long creates wait on many sockets, each behind one that runs."""
+    long = created(max_output_tokens=400, logit_bias={"2041": -100}) + created(input="y" * 15 * MIB) * 2
+
+    def hold(clients: list[Socket]) -> None:
+        for client in clients:
+            threading.Thread(
+                target=lambda opened: list(iter(partial(some, opened), b"")), args=(client.opened,)
+            ).start()
+            quietly(client.opened, long)
+
+    return held_on_sockets(daemon, 16, hold)
+
+
+def some(opened: socket.socket) -> bytes:
+    """Return what a socket receives next; nothing at its end."""
+    try:
+        return opened.recv(64 * KIB)
+    except OSError:
+        return b""
+
+
+def held_on_sockets(daemon: Daemon, number: int, hold: Callable[[list[Socket]], None]) -> Outcome:
+    """Return "bounded" if the daemon takes little more memory while sockets hold something."""
+    process = psutil.Process(daemon.process.pid)
+    before_mib = process.memory_info().rss / MIB
+    clients = [Socket.open(daemon) for _ in range(number)]
+    try:
+        hold(clients)
+        grown_mib = process.memory_info().rss / MIB - before_mib
+    finally:
+        for client in clients:
+            with suppress(OSError):
+                client.opened.shutdown(socket.SHUT_RDWR)
+            client.opened.close()
+    return "bounded" if grown_mib <= MAX_HELD_MIB else f"{grown_mib:.0f} MiB"
+
+
 @dataclass(frozen=True)
 class Member:
     """A kind of work. `bound` says what limits it. `outcomes` are the outcomes that the bound allows."""
@@ -423,6 +498,14 @@ TEXTS: list[tuple[Any, ...]] = [
     ("/v1/models/pull", "model", {}, 400),
     ("/detokenize", "tokens", {}, 400),
 ]
+
+
+STEER = {"type": "response.steer", "previous_response_id": "r", "input": "x" * 15 * MIB}
+
+
+def echoed_tools() -> list[dict[str, Any]]:
+    schema = {"type": "object", "properties": {f"k{number}": {"type": "string"} for number in range(33)}}
+    return [{"type": "function", "name": f"f{number}", "parameters": schema} for number in range(128)]
 
 
 LARGE = RED[:8] + bytes(11 * MIB)
@@ -554,6 +637,15 @@ def members() -> list[Member]:
         member("steers", MAX_STEERS, steer_storm, "response.incomplete", "response.completed"),
         member("lanes", MAX_NAMED_LANES, lanes, "response.completed", "response.incomplete", "error", "close"),
         member("realtime", REALTIME_ITEMS, realtime_storm, "conversation.item.retrieved"),
+        member("refusals that are not read", MAX_PENDING_BYTES, unread(text(json.dumps(STEER))), "bounded"),
+        member(
+            "echoes that are not read",
+            MAX_PENDING_BYTES,
+            unread(created(input=[], generate=False, tools=echoed_tools())),
+            "bounded",
+        ),
+        member("idle histories", SERVER.max_kept_bytes, kept_histories, "bounded"),
+        member("creates that wait on many sockets", SERVER.max_in_flight_bytes, waiting_creates, "bounded"),
         member("half-open sockets", SERVER.max_connections, half_open, "opened"),
     ]
 

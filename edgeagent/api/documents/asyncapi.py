@@ -213,7 +213,7 @@ handshake hold for every `response.create`, beside its field `edgeagent`.
 The token, where one is needed, is in the Authorization header, or for browsers in a subprotocol \
 `openai-insecure-api-key.<token>` beside another one. Close codes: 1001 the daemon stops, 1002 and 1007 a frame broke \
 the protocol, 1003 a binary frame is neither an image nor a sound, 1008 too many requests wait or the token has ended, \
-1009 a message is too large, 1011 a bug, 1013 the client does not read, or clients send too much at once."""
+1009 a message is too large, 1011 a bug, 1013 the client does not read, or clients send or keep too much at once."""
 
 _REALTIME_DESCRIPTION = f"""\
 OpenAI's Realtime API with text. `?model=NAME` in the address chooses the model. Token, headers and close codes are \
