@@ -27,9 +27,73 @@ ACCESS = "tests/robust/test_A1_access_table.py::test_every_route_of_the_live_app
 CACHED = (
     "tests/integration/test_disk_cache_real.py::test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only"
 )
+EVERY_STREAM = "tests/robust/test_F1_worker_killed.py::test_every_stream_goes_on_over_every_kill"
+INTRUDER = "tests/robust/test_A8_sandbox.py::test_an_intruder_finds_nothing_but_the_model"
 
 IMAGES = "docs/howto/images.md"
 PROMISES = [
+    (README, "prompt cache that survives a restart", CACHED),
+    (README, "streams continue after the model's process crashes", EVERY_STREAM),
+    (README, "the model's process has no access to the network and your files (Linux)", INTRUDER),
+    (INDEX, "A prefix that several prompts share is computed once, and survives a restart.", CACHED),
+    (INDEX, "If it crashes, a new one continues its streams after the last delivered token", EVERY_STREAM),
+    (REMOTE, "a restart does not reset it", "tests/egress/test_ledger.py::test_budgets_outlive_the_daemon"),
+    (
+        REMOTE,
+        "A refused key is not sent again until you change it.",
+        "tests/backends/remote/test_faults.py::test_a_refused_key_disables_the_remote",
+    ),
+    (
+        REMOTE,
+        "`--key-file FILE` a file that only you can read (0600)",
+        "tests/remotes/test_keys.py::test_a_key_file_that_others_can_read_is_refused",
+    ),
+    (
+        ACCESS_PAGE,
+        "are trusted if no other user can read or write them (mode 0600)",
+        "tests/robust/test_A6_files.py::test_a_file_that_cannot_be_trusted",
+    ),
+    (
+        DESKTOP,
+        "The reply tries for a minute to reach the daemon again, and goes on exactly where it was.",
+        "tests/client/test_sleep.py::test_a_sleep_is_no_time_without_the_daemon",
+    ),
+    (
+        KIOSK,
+        "the page forgets the conversation",
+        "tests/page/test_kiosk.py::test_an_idle_page_forgets_its_visitor",
+    ),
+    (KIOSK, "**Start over** forgets at once", "tests/page/test_kiosk.py::test_start_over_forgets_at_once"),
+    (
+        KIOSK,
+        "While the daemon is away, the page says so, and goes on by itself.",
+        "tests/page/test_kiosk.py::test_the_page_waits_for_the_daemon_and_asks_again",
+    ),
+    (
+        PAGE,
+        "If the daemon is gone, the page says so, and goes on by itself.",
+        "tests/page/test_page.py::test_the_page_goes_on_when_the_daemon_is_back",
+    ),
+    (CACHE, "they survive a restart", CACHED),
+    (
+        CACHE,
+        "Files are private (0600) and sealed with a secret of this installation.",
+        "tests/engine/cache/disk/test_store.py::test_files_are_private",
+    ),
+    (
+        CACHE,
+        "Files are private (0600) and sealed with a secret of this installation.",
+        "tests/robust/test_F8_cache_files.py::test_of_another_installation",
+    ),
+    (SECURITY, "cache folder, 0600, sealed", "tests/engine/cache/disk/test_store.py::test_files_are_private"),
+    (
+        SECURITY,
+        "`history` in the state folder, 0600",
+        "tests/cli/test_terminal.py::test_lines_are_remembered_over_sessions",
+    ),
+    (SECURITY, "ledger in the state folder, 0600", "tests/egress/test_ledger.py::test_its_files_are_private"),
+    (SECURITY, "this process has no network, cannot start programs", INTRUDER),
+    (SECURITY, "It can write only the prompt cache and the GPU driver's caches.", INTRUDER),
     (
         IMAGES,
         "By default an image's address (`https://...`) in a message is refused",
@@ -373,6 +437,8 @@ def test_no_promise_is_left_out(page: str) -> None:
     words = (
         r"[Nn]ever|[Nn]othing|[Nn]one of|[Nn]o \w+ of \w+ (is|are) \w+|in memory only|runs to its end"
         r"|(is|are) (deleted|not written|not stored|not kept)|power (loss|cut)|again after a"
+        r"|surviv\w+|no access|has no network|(read|write) only|goes on (by itself|exactly)|does not reset"
+        r"|not sent again|after the model's process crashes|it crashes|forgets (at once|the conversation)|0600"
     )
     for found in re.finditer(rf"[^.|:]*\b({words})\b[^.|:]*", text):
         is_sentence = " " in found[0].strip() and not any(other in found[0] for other in OTHERS)

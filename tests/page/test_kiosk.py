@@ -16,6 +16,7 @@ from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import running
 from tests.page.conftest import Visit, visiting
 from tests.page.test_page import faults_of_access
+from tests.worker.support import eventually
 
 pytestmark = pytest.mark.slow(seconds=60)
 
@@ -167,6 +168,21 @@ async def test_an_idle_page_forgets_its_visitor(kiosk: Visit, backend: FakeBacke
     await kiosk.tab.tap("#send")
     await answered(kiosk, 1)
     assert asked(backend.requests[-1]) == [("user", "And I?")]
+
+
+async def test_start_over_forgets_at_once(kiosk: Visit, backend: FakeBackend) -> None:
+    await kiosk.tab.fill("#message", f"I come from {MARKER}.")
+    await kiosk.tab.tap("#send")
+    await answered(kiosk, 1)
+    assert MARKER in await everything_on(kiosk)
+    await kiosk.tab.tap("#again")
+    await kiosk.tab.wait_for_selector(".attract")
+    assert MARKER not in await everything_on(kiosk)
+    await eventually(lambda: backend.queries == [PurgeCache("kiosk:kiosk")])
+    await kiosk.tab.fill("#message", "And I?")
+    await kiosk.tab.tap("#send")
+    await answered(kiosk, 1)
+    assert asked(backend.requests[-1])[-1] == ("user", "And I?") and MARKER not in str(backend.requests[-1])
 
 
 async def test_the_page_waits_for_the_daemon_and_asks_again(kiosk: Visit, backend: FakeBackend, tmp_path: Path) -> None:
