@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.choices import Tree, score_tree
 from edgeagent.engine.runner import Logits, Runner
-from edgeagent.engine.sampling.sampler import Logprob, draw_rows, score
+from edgeagent.engine.sampling.sampler import Logprob, Sampler, draw_rows, score
 from edgeagent.engine.scheduler import BatchPart
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.proposals import Proposals
@@ -65,13 +65,22 @@ class Verifier:
     def draw(self, parts: Items[BatchPart]) -> list[int | None]:
         """Draw the tokens of several sequences at once. Return one for each row of logits; None where none was drawn.
 
-        Nothing is drawn in a step with drafts or scored prompts, since the tokens of some rows may not be needed.
+        Nothing is drawn from the rows of drafts, scored prompts and choices: their tokens may not be needed.
         """
-        num_rows = sum(part.num_logits for part in parts)
-        samplers = [part.sequence.spec.sampler for part in parts if part.num_logits == 1 and not part.num_scored]
-        if num_rows < 2 or num_rows > len(samplers):
-            return [None] * num_rows
-        return draw_rows(samplers, self._runner.all_logits())
+        places, samplers, num_rows = list[int](), list[Sampler](), 0
+        for part in parts:
+            sampler = part.sequence.spec.sampler
+            if part.num_logits == 1 and sampler.num_ranked and not part.num_scored and part.tree is None:
+                places.append(num_rows)
+                samplers.append(sampler)
+            num_rows += part.num_logits
+        drawn: list[int | None] = [None] * num_rows
+        if len(places) > 1:
+            rows = self._runner.all_logits()
+            tokens = draw_rows(samplers, rows if len(places) == num_rows else rows[places])
+            for place, token in zip(places, tokens, strict=True):
+                drawn[place] = token
+        return drawn
 
     def verify(self, part: BatchPart, row: int, drawn: Items[int | None]) -> Output:
         """Record the computed tokens of a part, sample from its logits, and return the output.

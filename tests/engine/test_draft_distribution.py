@@ -9,16 +9,18 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from edgeagent.engine import verification
 from edgeagent.engine.engine import Engine
 from edgeagent.engine.runner import Logits
 from edgeagent.engine.sampling.params import ResolvedSampling
-from edgeagent.engine.sampling.sampler import Sampler
+from edgeagent.engine.sampling.sampler import Sampler, draw_rows
 from edgeagent.engine.sequence import Sequence, SequenceSpec
 from edgeagent.engine.speculation import proposals
 from edgeagent.engine.speculation.acceptance import Ending
 from edgeagent.engine.speculation.allocation import Offer
 from edgeagent.engine.speculation.draft_model import DraftModel
 from edgeagent.engine.speculation.proposals import Drafters
+from tests.engine.support import make_engine, run
 from tests.fakes import ALWAYS, FakeRunner
 
 NUM_VOCAB = 6
@@ -105,3 +107,26 @@ def test_a_bias_would_be_seen() -> None:
     for place in range(1, len(tokens), 10):
         tokens[place] = int(LOGITS[tokens[place - 1]].argmax())
     assert chi_square(tokens) > MOST
+
+
+def test_streams_beside_a_draft_are_drawn_together_and_get_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    together: list[int] = []
+
+    def noted(samplers: Items[Sampler], rows: Logits) -> list[int | None]:
+        together.append(len(samplers))
+        return draw_rows(samplers, rows)
+
+    monkeypatch.setattr(verification, "draw_rows", noted)
+    answers = []
+    for num_drafts in (0, 3):
+        together.clear()
+        engine = make_engine(FakeRunner(end_token=-1), draft=FakeRunner(end_token=-1))
+        for stream in range(4):
+            sampler = Sampler(ResolvedSampling(temperature=9.0, top_k=5, top_p=1.0, min_p=0.0, seed=stream), 50)
+            draft_tokens = num_drafts if stream == 1 else 0
+            num_tokens = 80 if stream == 1 else 20  # the one with drafts ends last
+            spec = SequenceSpec(f"{stream}", [5 + stream, 7], sampler, max_tokens=num_tokens, draft_tokens=draft_tokens)
+            engine.add(spec)
+        answers.append(run(engine))
+        assert (3 in together, 4 in together) == (num_drafts > 0, True)
+    assert answers[0] == answers[1]
