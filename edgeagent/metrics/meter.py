@@ -67,7 +67,7 @@ class Meter(Sink):
         first_token_s = math.inf if request.prefill_only else target.first_token_s
         self._target = Target(first_token_s, math.inf if request.is_whole else target.token_s)
         self._token_s = self._target.token_s
-        self._is_part = request.is_part
+        self._is_part, self._is_prefill = request.is_part, request.prefill_only
         self._is_measured = target != NO_TARGET and not request.is_part
         self.model = model = label()
         self._of_answer = (model, self._tier.value, "local")
@@ -218,8 +218,9 @@ class Meter(Sink):
     def _finish(self, step: Step, finished: Finished) -> Step:
         """Return the last step, with the verdict and the time that the request waited before."""
         self.finished = finished
-        if self.first_s is None and any(type(delta) is ChoiceScores for delta in step.deltas):
-            self._observe_first(step)
+        is_end = finished.reason is not FinishReason.CANCELLED and not self._is_prefill
+        if self.first_s is None and (is_end or any(type(delta) is ChoiceScores for delta in step.deltas)):
+            self._observe_first(step)  # an answer without tokens: its end is all that its client waited for
         first_s = (self.first_s or time.monotonic()) - self.began_s
         is_due = self.first_s is not None or first_s > self._target.first_token_s
         timings, waited_ms = finished.timings, 1000.0 * self._waited_s

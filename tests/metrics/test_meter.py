@@ -233,6 +233,17 @@ def test_a_stream_is_late_if_one_token_in_twenty_is(model: str) -> None:
     assert late is not None and late.late_stage == "prefill"  # the longest of finished()'s
 
 
+def test_the_end_of_an_answer_without_tokens_is_its_first_token(model: str) -> None:
+    for target, stage in ((TARGET, ""), (ALWAYS_LATE, "prefill")):
+        meter = measure(model, target, last := Last())
+        meter.put(Step((Started(8, 0), finished(output=0)), at_s=1.0))
+        meter.end()
+        assert last.verdict == Verdict(Tier.INTERACTIVE, target, stage)
+    assert [sample("answers_total", **answer(model), outcome=outcome) for outcome in ("met", "prefill")] == [1, 1]
+    assert sample("first_token_seconds_count", **answer(model)) == 2
+    assert sample("usable_seconds_count", **answer(model)) == 0
+
+
 def test_only_what_was_due_is_judged(model: str) -> None:
     def outcomes() -> dict[str, float]:
         names = ("met", "failed", "unknown", "queue", "prefill")
