@@ -301,7 +301,7 @@ class CountTokensBody(Settings):
     without_effect = (
         *(*_UNSUPPORTED, "thread"),
         *("billing_policy", "context_management", "diagnostics", "fallback_credit_token", "fallbacks", "metadata"),
-        *("service_tier", "speed"),
+        "speed",
     )
     notices = (_ignored, earlier_notices("messages", _BLOCK_TAGS))
 
@@ -328,6 +328,8 @@ class CountTokensBody(Settings):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Json | None = None
+    service_tier: Name | None = None
+    """OpenAI's names have their meaning; Anthropic's own, "auto" and "standard_only", name no tier."""
     edgeagent: EdgeagentBody | None = None
 
     @property
@@ -394,7 +396,7 @@ def read_message(fields: Json, *, request_id: str, partition: str = "") -> Messa
     body = validate(MessagesBody, fields)
     _refuse_unsupported(fields)
     prompt, so_far = _split_answer(body.prompt())
-    latency = asked_latency(None, body.edgeagent)
+    latency = asked_latency(body.service_tier, body.edgeagent)
     output = None if body.output_config is None else body.output_config.format
     request = GenerateRequest(
         id=request_id,

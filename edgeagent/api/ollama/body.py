@@ -144,6 +144,7 @@ class OllamaBody(Settings):
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: NumTopLogprobs | None = None
+    service_tier: Name | None = None
     edgeagent: EdgeagentBody | None = None
 
 
@@ -358,7 +359,7 @@ def _asked(
     request = None
     # Ollama's own clients send only fields that they know, but any option. So `edgeagent` may be an option.
     own = (body.edgeagent, options.edgeagent)
-    model, latency = with_adapter(served(body.model), *own), asked_latency(None, *own)
+    model, latency = with_adapter(served(body.model), *own), asked_latency(body.service_tier, *own)
     if prompt is not None:
         request = GenerateRequest(
             id=request_id,

@@ -111,6 +111,17 @@ async def test_what_is_wrong_is_refused_with_the_name_of_its_place(daemon: Runni
     assert f"x-edgeagent-tier names the tier batch and {field}.tier names the tier realtime; send one" in refused
 
 
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_service_tier_arrives_from_every_wire(daemon: Running, path: str) -> None:
+    backend = daemon.service
+    assert isinstance(backend, FakeBackend)
+    for service_tier, tier in (("priority", Tier.REALTIME), ("flex", Tier.BATCH), ("standard_only", Tier.INTERACTIVE)):
+        reply = await daemon.http.post(f"{daemon.url}{path}", json=BODIES[path] | {"service_tier": service_tier})
+        assert reply.status_code == 200 and "service_tier" not in reply.headers.get("x-edgeagent-warning", "")
+        assert backend.requests[-1].tier is tier
+
+
 @pytest.mark.parametrize(
     ("service_tier", "tier"),
     [
