@@ -144,6 +144,11 @@ PROMISES = [
         "tests/answers/similar/test_learning.py::test_a_client_that_only_reads_teaches_and_leaves_nothing",
     ),
     (
+        "docs/howto/similar-answers.md",
+        "never gets the answer of another client",
+        "tests/answers/similar/test_learning.py::test_another_clients_answers_are_found_only_if_they_are_shared",
+    ),
+    (
         ACCESS_PAGE,
         "None of them can read, delete or detect those of another",
         "tests/conversation/test_database.py::test_other_partitions_see_nothing",

@@ -116,6 +116,21 @@ async def test_a_client_that_only_reads_teaches_and_leaves_nothing(model_file: P
         assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.READ) == "similar"
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_another_clients_answers_are_found_only_if_they_are_shared(model_file: Path, *, shared: bool) -> None:
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3, shared=shared) as answers:
+        answers.similar = similar = SimilarAnswers(backend, answers.store, SEAL, answers.options, None, "remote")
+        await similar.start()
+        for number, text in enumerate(("What is my balance?", "Please, what is my balance?"), 1):
+            assert await ask(answers, text, AnswerPolicy.USE, client="ann") == ""
+            await until(lambda number=number: similar.memory.num_questions == number)  # type: ignore[misc]
+            await similar.settled()
+        assert await ask(answers, "Hi, what is my balance?", AnswerPolicy.USE, client="ann") == "similar"
+        others = await ask(answers, "Hello, what is my balance?", AnswerPolicy.USE, client="ben")
+        assert others == ("similar" if shared else "")
+
+
 async def test_the_model_begins_after_the_lookup(model_file: Path) -> None:
     backend = OneVector(model_file)
     async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
