@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 from openai import APIStatusError, AsyncOpenAI, BadRequestError
 
+from edgeagent.backends.remote.image_fetcher import MAX_OF_CLIENT
 from edgeagent.config import Config, ServerConfig
 from edgeagent.egress import FETCH
 from edgeagent.egress.rows import folder_of, read_rows
@@ -293,7 +294,8 @@ async def test_the_images_of_a_request_have_a_limit_together(daemon: Running, si
             await client.chat.completions.create(model="fake", messages=[{"role": "user", "content": content}])
         assert refused.value.status_code == 413
         rows = list(read_rows(folder_of(tmp_path / "state")))
-        assert sum(row.outcome == "completed" for row in rows) <= 2, "two are as much as a request may have"
+        # Two are as much as a request may have. Others that are fetched at the same time may end before their cancel.
+        assert sum(row.outcome == "completed" for row in rows) <= MAX_OF_CLIENT
         await client.chat.completions.create(model="fake", messages=[chat(f"http://{site.host}/red.png")])
 
 
