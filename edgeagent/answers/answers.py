@@ -12,9 +12,9 @@ import hashlib
 import importlib.util
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -499,9 +499,14 @@ class Answers:
         return f"answers.clients has no {request.cache.partition or 'owner'!r}"
 
     @staticmethod
-    def be_patient() -> None:
-        """Let this task wait longer for the disk or the store than a question does, since no client waits."""
-        PATIENCE_S.set(_PATIENCE_S)
+    @contextmanager
+    def patience() -> Iterator[None]:
+        """Within this context, wait longer for the disk or the store than a question does, since no client waits."""
+        before = PATIENCE_S.set(_PATIENCE_S)
+        try:
+            yield
+        finally:
+            PATIENCE_S.reset(before)
 
     async def has(self, request: GenerateRequest) -> bool:
         """Whether an answer to a request is kept."""

@@ -253,7 +253,7 @@ class Engine:
         Any thread may call it.
         """
         batch = self._batch
-        if batch is None or batch.expected_s is None or len(batch.parts) != 1:
+        if batch is None or batch.expected_s is None or len(batch.parts) != 1 or batch.parts[0].tree is not None:
             return False
         (part,) = batch.parts
         sequence, start = part.sequence, part.sequence.num_computed

@@ -482,9 +482,9 @@ async def test_who_warms_the_cache_waits_for_a_slow_store(model_file: Path) -> N
         blocked = answers.store.store.run(lambda: asyncio.run_coroutine_threadsafe(busy.wait(), loop).result())
 
         async def warm() -> bool:
-            answers.be_patient()
-            await ask(answers, asking("a"))
-            return await answers.has(asking("a"))
+            with answers.patience():
+                await ask(answers, asking("a"))
+                return await answers.has(asking("a"))
 
         warming = asyncio.create_task(warm())
         await asyncio.wait({warming}, timeout=0.1)  # far longer than the budget

@@ -29,9 +29,9 @@ async def test_forget_keeps_no_file(tmp_path: Path, model_file: Path) -> None:
         config = Config(state_dir=tmp_path / str(forget), forget=forget, answers=AnswersConfig(exact=True))
         config.state_dir.mkdir(mode=0o700, exist_ok=True)
         answers = Answers.of(config, ModelBackend(model_file))
-        answers.be_patient()
-        await answers.start()
-        assert [(await ask(answers, asking(f"{number}"))).kind for number, _ in enumerate(kinds)] == [*kinds]
+        with answers.patience():
+            await answers.start()
+            assert [(await ask(answers, asking(f"{number}"))).kind for number, _ in enumerate(kinds)] == [*kinds]
         await answers.close()
         assert any(file.name.startswith("answers") for file in config.state_dir.iterdir()) is not forget
 

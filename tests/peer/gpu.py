@@ -12,8 +12,12 @@ newer with numpy, but no package index. The build takes about 100 minutes of CPU
 - The source package of llama-cpp-python, unpacked. Of vendor/llama.cpp it needs CMakeLists.txt, LICENSE, licenses,
   cmake, common, ggml, include, scripts, src, tools (without tools/ui/src) and vendor: 10 MB as a .tar.gz.
 - The wheels of the other dependencies in pyproject.toml, and of gguf and httpx, 27 MB without numpy: `pip download
-  --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 ...`, and there `pip install --no-index
-  --no-deps --target SITE *.whl` and PYTHONPATH=SITE.
+  --only-binary :all: --python-version 3.12` with `--platform` manylinux_2_28_x86_64, manylinux_2_17_x86_64 and
+  manylinux2014_x86_64 and the versions of this environment (with one platform alone, pip takes older releases), and
+  there `pip install --no-index --no-deps --target SITE *.whl` and PYTHONPATH=SITE.
+
+If a call may take ten minutes at most, it takes two, the second at once after the first. Do not pipe the output: what a
+pipe holds is lost at the limit.
 
 `--small` is a rehearsal without a GPU: a tiny model, short prompts, and programs without CUDA.
 """

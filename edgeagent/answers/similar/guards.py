@@ -33,6 +33,7 @@ from edgeagent.answers.similar.words import (
     OPEN,
     PARTICLES,
     POINTING,
+    POLITELY_ONLY,
     PREFIXES,
     TITLES,
     TO_US,
@@ -109,7 +110,7 @@ class _Text:
         self.behind = self._behind(known)
         negations = known.negations | NEGATIONS
         self.num_negations = sum(word.endswith("n't") or word in negations for word in self.words)
-        self.num_negations += len(KOREAN_NEGATION.findall(self.text))
+        self.num_negations += len(KOREAN_NEGATION.findall(self.text)) - len(POLITELY_ONLY.findall(self.text.lower()))
         has_word = not (known.context | CONTEXT).isdisjoint(self.words)
         self.has_context = has_word or POINTING.search(self.text.lower()) is not None
         digits = (_plain(match.group()) for match in _NUMBER.finditer(self.text))
@@ -162,11 +163,12 @@ class _Text:
         case. Otherwise a text without capital letters has no names; but a name of the other text is looked for in it
         (see `_other_names`).
         """
-        found = {word for title, word in pairwise(self.words) if title in TITLES}
+        found = {word for title, word in pairwise(self.words) if title in TITLES and word not in TITLES}
         for index, (word, start) in enumerate(self._found):
             following = self._found[index + 1 : index + 2]
             has_second = any(each[0].isupper() and at == start + len(word) + 1 for each, at in following)
-            if word[0].isupper() and (has_second or not self._begins(start)):
+            is_title = word.lower() in TITLES
+            if word[0].isupper() and not is_title and (has_second or not self._begins(start)):
                 found.add(word.lower().removesuffix("'s"))
         return found
 

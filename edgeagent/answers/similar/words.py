@@ -704,9 +704,10 @@ POINTING = re.compile(
 ASKED = {
     phrase: frozenset(kinds.split())
     for kinds, phrases in {
-        "place": "where/wo/wohin/woher/où/d'où/dónde/donde/adónde/dove/dov'è",
+        "place": "where/woher/d'où",
         # "How do I get to the station" asks for a place too.
-        "way place": "how do/how does/how can/how could/how may/how should/how to",
+        "way place": "how do/how does/how can/how could/how may/how should/how to/wo/wohin/où/dónde/donde/adónde/dove"
+        "/dov'è",
         "way place amount": "what do i/what do we/what can i/what must i/what should i/what may i/what shall i",
         "way": "wie kann/wie können/wie komme/wie kommt/wie muss/wie soll/wie geht/comment/cómo",
         "time": "when/what time/which time/what day/which day/what date/which date/how early/how late/wann/wie spät"
@@ -740,10 +741,18 @@ OBLIGED = re.compile(
 )
 """Where it is asked whether something must be done, in lower case."""
 OPEN = re.compile(
-    r"\b(?:what|which|how|wie|was|welche[nrs]?|quoi|quels?|quelles?|comment|qué|cuál|cuáles|cómo|che|cosa|quale"
-    r"|quali|come)\b|^que\b"
+    r"\b(?:what|which|how|when|where|who|wie|was|welche[nrs]?|wann|wo|wer|wen|quoi|quels?|quelles?|comment|quand|où|qui"
+    r"|qué|cuál|cuáles|cómo|cuándo|dónde|quién|che|cosa|quale|quali|come|quando|dove|chi)\b|^que\b"
 )
-"""Where it is asked what must be done, or how: "What do I have to do?" and "What can I do?" want one answer."""
+"""Where it is asked what must be done, how or when: "What do I have to do?" and "What can I do?" want one answer."""
+
+POLITELY_ONLY = re.compile(
+    r"\b(?:only (?:like|want|wanted) to (?:know|ask)|only a (?:quick |short )?question"
+    r"|nur (?:mal )?(?:kurz )?(?:wissen|fragen)|nur eine (?:kurze )?frage"
+    r"|seulement (?:savoir|demander)|seulement une (?:petite )?question"
+    r"|s[oó]lo (?:quería|quisiera|una pregunta|una domanda|sapere|chiedere))\b"
+)
+"""Where "only" begins a question politely, in lower case, and excludes nothing."""
 
 TO_US = re.compile(
     r"\b(?:you (?!tell\b|show\b)(?:\w+ )?(?:me|us)|sie (?!sagen\b)(?:mir|mich|uns)|vous (?:m'|me |nous ))(?:\b|(?<=\W))"

@@ -58,9 +58,11 @@ class InFlight:
         self._arrivals.add(arrival)
         if not self._is_cutting:  # an owner that is told of a cut may hold less instead
             self._is_cutting = True
-            while self._num_bytes > self.max_bytes and (victim := self._costliest()) is not None:
-                victim.end_with_cut()
-            self._is_cutting = False
+            try:
+                while self._num_bytes > self.max_bytes and (victim := self._costliest()) is not None:
+                    victim.end_with_cut()
+            finally:
+                self._is_cutting = False
 
     def _costliest(self) -> Arrival | None:
         """Return the unfinished arrival to cut next; None if there is none."""

@@ -189,14 +189,14 @@ async def warm_answer(request: Request) -> JSONResponse:
     warming = _warming(asked, context.config.kiosk, context.service.models.default(), facts)
     if why := answers.why_not(warming):
         raise InvalidRequest(f"its answer would not be given: {why}")
-    answers.be_patient()
     ending = Ending()
-    await unless_disconnected(request.receive, context.service.generate(warming, ending))
-    if ending.finished is None:
-        raise InternalError("a generation ended without its last event")
-    if ending.finished.timings.origin is not None:
-        return JSONResponse(WarmedAnswer(status="known"))
-    return JSONResponse(WarmedAnswer(status="new" if await answers.has(warming) else "not_kept"))
+    with answers.patience():
+        await unless_disconnected(request.receive, context.service.generate(warming, ending))
+        if ending.finished is None:
+            raise InternalError("a generation ended without its last event")
+        if ending.finished.timings.origin is not None:
+            return JSONResponse(WarmedAnswer(status="known"))
+        return JSONResponse(WarmedAnswer(status="new" if await answers.has(warming) else "not_kept"))
 
 
 def _warming(asked: WarmAnswerBody, kiosk: KioskConfig, default_model: str, facts: str) -> GenerateRequest:

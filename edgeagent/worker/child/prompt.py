@@ -545,15 +545,17 @@ def answer_query(
 
 
 def _check_countable(num_chars: int, context_length: int) -> None:
-    """Raise ContextLengthExceeded for a conversation whose tokens would be counted for seconds, and that cannot fit.
+    """Raise ContextLengthExceeded for a conversation whose tokens would be counted for seconds, and that is too long.
+
+    With more than _MOST_BYTES characters per token of the context, it is taken not to fit, as in a generation.
 
     Questions are answered one after another, so the next ones would wait for it.
     """
     most = max(MAX_COUNTED_CHARS, _MOST_BYTES * context_length)
     if num_chars > most:
         raise ContextLengthExceeded(
-            f"The conversation has {num_chars} characters, and at most {most} are counted: more do not fit into the "
-            f"context of {context_length} tokens. Shorten the conversation.",
+            f"The conversation has {num_chars} characters, and at most {most} are counted: more are taken not to fit "
+            f"into the context of {context_length} tokens. Shorten the conversation.",
             param="input",
             served_by="local",
         )

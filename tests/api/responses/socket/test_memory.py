@@ -59,7 +59,8 @@ async def test_a_client_that_does_not_read_what_repeats_its_frames_is_sent_littl
         async with connect(url, sock=slow, max_queue=1, max_size=None, ping_interval=None, close_timeout=0) as socket:
             socket.transport.pause_reading()
             sending = asyncio.create_task(flood(socket, json.dumps(frame)))
-            await asyncio.sleep(0.5)
+            await eventually(lambda: any(type(each) is Send for each in gc.get_objects()))
+            await asyncio.sleep(0.3)
             # What the sockets hold was written before; then one event is being written, and a few wait.
             assert sum(type(each) is Send for each in gc.get_objects()) <= 6
             sending.cancel()
@@ -69,9 +70,11 @@ async def test_a_client_that_does_not_read_what_repeats_its_frames_is_sent_littl
 async def test_an_idle_connection_does_not_hold_its_last_frame() -> None:
     async with running(FakeBackend()) as daemon, connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
         await socket.send(json.dumps({"type": "response.processed", "padding": "x" * 500_000}))
-        await asyncio.sleep(0.2)
+        await socket.send(json.dumps({"type": "response.create", "input": "a b"}))
+        while json.loads(await socket.recv())["type"] != "response.completed":  # so both frames were read
+            pass
         held = [each.data for each in gc.get_objects() if type(each) is Frame]
-        assert held and not any(b"response.processed" in bytes(data) for data in held)
+        assert not any(b"response.processed" in bytes(data) for data in held)
 
 
 async def test_what_waits_on_many_sockets_has_one_bound() -> None:

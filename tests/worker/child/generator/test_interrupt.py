@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from edgeagent.engine.choices import Choices
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Rank
-from edgeagent.types import CachePolicy, Embed, FinishReason, MemoryKind, Tier, TokenPrompt
+from edgeagent.types import CachePolicy, Embed, FinishReason, GenerateRequest, MemoryKind, Tier, TokenPrompt
+from edgeagent.worker.child.generator.prepared_request import PreparedRequest
 from edgeagent.worker.protocol import Ask, Cancel, Stop
 from tests.fakes import FakeRunner
 from tests.worker.child.generator.fake_host import Bench, naive
@@ -100,6 +104,32 @@ class TestAbandonedStep:
         assert bench.host.runner.num_tokens_computed == 0
         bench.run()
         assert bench.tokens("b") == naive(3)
+
+    def test_a_request_behind_cancelled_choices_is_answered(self) -> None:
+        bench = Bench(runner_class=Abortable)
+        prepare = bench.host.prepare
+
+        def with_choices(request: GenerateRequest, *rest: Any) -> PreparedRequest:
+            prepared = prepare(request, *rest)
+            if request.id != "a":
+                return prepared
+            tree = Choices(tuple((3, number, number + 1) for number in range(4, 34)), (2,))
+            return replace(prepared, spec=replace(prepared.spec, choices=tree))
+
+        def cancel() -> None:
+            if bench.host.runner.num_tokens_computed < len(LONG):  # the choices come in the next step
+                bench.host.runner.during = cancel  # type: ignore[attr-defined]
+                return
+            bench.host.engine.current_step.is_long = True
+            bench.loop.interrupt(Cancel("a"))
+            bench.give("next", max_tokens=1)
+
+        bench.host.prepare = with_choices  # type: ignore[assignment, method-assign]
+        bench.host.runner.during = cancel  # type: ignore[attr-defined]
+        bench.give(tokens=LONG, max_tokens=3)
+        bench.run()
+        assert bench.finished().reason is FinishReason.CANCELLED
+        assert bench.tokens("next") == naive(1)
 
 
 class TestInterrupt:
