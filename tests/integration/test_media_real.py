@@ -134,7 +134,7 @@ async def test_a_malformed_image_fails_its_own_request_only(make: Make) -> None:
     for name, data in (("short", png()[:200]), ("webp", b"RIFF\x10\0\0\0WEBPVP8 "), ("empty", b"")):
         with pytest.raises(InvalidRequest) as caught:
             await answer(backend, ask(name, question("What?", medium(data))))
-        assert caught.value.param == "messages"
+        assert caught.value.param == "input"
     assert (await answer(backend, ask("good")))[0]
     assert backend.models.statuses()[0].num_restarts == 0
 
