@@ -121,6 +121,7 @@ ENGLISH = Language(
     opposites=_opposites(
         """
         open opens opened opening / close closes closed closing shut shuts
+        mr / mrs ms
         on / off
         in inside into indoors / out outside outdoors
         up upstairs / down downstairs
@@ -299,6 +300,7 @@ GERMAN = Language(
     opposites=_opposites(
         """
         öffnen öffnet geöffnet offen auf / schließen schließt geschlossen zu
+        herr herrn / frau
         von ab seit / bis
         an ein einschalten anschalten / aus ausschalten abschalten
         hinein rein drinnen / hinaus raus draußen
@@ -419,6 +421,7 @@ FRENCH = Language(
     opposites=_opposites(
         """
         ouvre ouvrez ouvrir ouvert ouverture / ferme fermez fermer fermé fermeture
+        monsieur / madame mademoiselle mme mlle
         allumer activer / éteindre désactiver
         entrée entrer / sortie sortir
         arrivée arriver / départ partir
@@ -497,6 +500,7 @@ SPANISH = Language(
     opposites=_opposites(
         """
         abre abren abrir abierto abierta apertura / cierra cierran cerrar cerrado cerrada cierre
+        señor sr / señora señorita sra srta
         encender activar / apagar desactivar
         entrada entrar / salida salir
         llegada llegar llega / salida salir sale
@@ -578,6 +582,7 @@ ITALIAN = Language(
     opposites=_opposites(
         """
         apre aprite aprire aperto aperta apertura / chiude chiudete chiudere chiuso chiusa chiusura
+        signor signore / signora signorina
         accendere attivare / spegnere disattivare
         entrata ingresso entrare / uscita uscire
         arrivo arrivare arriva / partenza partire parte

@@ -42,7 +42,10 @@ class RealtimeConnection(Connection):
 
     async def _serve(self) -> None:
         self._perform(self._realtime.open())
-        await super()._serve()
+        try:
+            await super()._serve()
+        finally:
+            self._realtime.forget()
 
     @property
     def _num_kept_bytes(self) -> int:

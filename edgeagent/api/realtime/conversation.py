@@ -123,6 +123,11 @@ class RealtimeConversation:
             self._entries[entry.shown["id"]] = entry
             self.num_bytes += num_bytes_of(entry.item) - num_bytes_of(old.item)
 
+    def clear(self) -> None:
+        """Remove all items."""
+        self._entries.clear()
+        self.num_bytes = 0
+
     def remove(self, item_id: str) -> None:
         """Remove an item; raise UnknownItemToDelete."""
         if item_id not in self._entries:

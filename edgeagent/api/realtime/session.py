@@ -108,6 +108,10 @@ class RealtimeSession:
         """About the memory of the conversation."""
         return self._conversation.num_bytes
 
+    def forget(self) -> None:
+        """Free the conversation at the end of its connection, whose objects refer to each other."""
+        self._conversation.clear()
+
     @property
     def is_local(self) -> bool:
         """Whether the conversation must not leave this machine."""

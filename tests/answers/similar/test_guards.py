@@ -11,6 +11,12 @@ from edgeagent.answers.similar.words import CONTEXT, LANGUAGES
 
 REFUSED = [
     ("numbers", "Where is room 3?", "Where is room 5?"),
+    ("antonyms", "When does Mrs. Smith teach?", "At what time does Mr. Smith teach?"),
+    ("antonyms", "When does mrs smith teach?", "At what time does mr smith teach?"),
+    ("antonyms", "Wann unterrichtet Frau Müller?", "Um wie viel Uhr unterrichtet Herr Müller?"),
+    ("antonyms", "Quand enseigne madame Petit ?", "À quelle heure enseigne monsieur Petit ?"),
+    ("antonyms", "¿Cuándo enseña la señora García?", "¿A qué hora enseña el señor García?"),
+    ("antonyms", "Quando insegna la signora Rossi?", "A che ora insegna il signor Rossi?"),
     ("numbers", "Where is room three?", "Where is room five?"),
     ("numbers", "Tickets for two people, please", "Tickets for 3 people, please"),
     ("numbers", "What is 12 times 30?", "What is 12 times 300?"),
@@ -283,6 +289,7 @@ ALLOWED = [
     ("Volevo solo sapere quando apre il museo", "Quando apre il museo?"),
     ("When does Dr. med. Huber work?", "What are the working hours of Dr. Huber?"),
     ("When does Prof. Dr. Huber work?", "When does Prof. Huber work?"),
+    ("When does Mr. Huber work?", "What are the working hours of Mr. Huber?"),
     ("Where are the toilets?", "where is the restroom"),
     ("May I pay by card?", "can i pay with a card"),
     ("How do I change my e-mail address?", "How can the address of my e-mail be changed?"),

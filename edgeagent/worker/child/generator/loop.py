@@ -220,12 +220,12 @@ class GeneratorLoop(JobLoop):
         live = self._requests.get(command.id) if isinstance(command, Cancel) else None
         is_kept = live is not None and live.submit.request.is_ahead and live.submit.request.prefill_only
         spec = None if live is None or live.prepared is None else live.prepared.spec
-        is_only = len(self._requests) == 1 and self.commands.empty() and not len(self._jobs)
-        self.commands.put(command)
         if spec is not None and spec.write_cache and spec.choices is None:
-            self._is_abandoned = is_only
-            # A request that was handed in meanwhile may not have seen the flag.
-            is_kept |= is_only and self.commands.qsize() <= 1
+            self._is_abandoned = len(self._requests) == 1 and self.commands.empty() and not len(self._jobs)
+            is_kept |= self._is_abandoned
+        self.commands.put(command)
+        if self._is_abandoned and self.commands.qsize() > 1:
+            is_kept = False  # a request that was handed in meanwhile may not have seen the flag
         if isinstance(command, Cancel):
             self.to_prepare.drop(command.id)
         if self._engine.current_step.is_long and not is_kept:

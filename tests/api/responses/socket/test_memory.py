@@ -13,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 from websockets.frames import Frame
 
+from edgeagent.api.realtime.conversation import Entry
 from edgeagent.api.responses.socket.outbox import Send
 from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.responses.turn import Turn
@@ -147,6 +148,23 @@ async def test_a_realtime_conversation_counts_among_what_is_kept() -> None:
                 await first.recv()
         await second.send(json.dumps({"type": "conversation.item.create", "item": {**item, "id": "last"}}))
         await until(second, "conversation.item.added")
+
+
+async def test_a_realtime_conversation_is_freed_when_its_connection_ends() -> None:
+    """Without a garbage collection: full ones are rare."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with running(FakeBackend()) as daemon:
+            async with connect(f"ws://127.0.0.1:{daemon.port}/v1/realtime") as socket:
+                text = {"type": "input_text", "text": "of a conversation that is over"}
+                item = {"type": "message", "role": "user", "content": [text]}
+                await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+                await until(socket, "conversation.item.done")
+                assert any(type(each) is Entry for each in gc.get_objects())
+            await eventually(lambda: not any(type(each) is Entry for each in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 async def until(socket: ClientConnection, *kinds: str) -> Json:
