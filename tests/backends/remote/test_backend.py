@@ -539,8 +539,12 @@ async def test_a_remote_that_stands_by_is_probed_once_and_its_distance_is_known(
         clock.now_s += 59.0
         remote.stand_by()
         clock.now_s += 2.0
-        remote.stand_by()
-        await until(lambda: len(server.asked) > num_probes)
+
+        def is_probed_again() -> bool:
+            remote.stand_by()  # no effect while the first probe ends
+            return len(server.asked) > num_probes
+
+        await until(is_probed_again)
         assert server.posts == []
 
 
