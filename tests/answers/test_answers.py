@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -459,37 +461,39 @@ async def test_a_cancel_before_the_router_has_the_request_is_not_lost(model_file
         assert client.end.reason is FinishReason.CANCELLED
 
 
-async def test_a_store_that_does_not_answer_delays_nothing_for_long(model_file: Path) -> None:
-    backend = ModelBackend(model_file)
-    async with caching(backend, budget_s=0.01) as answers:
-        assert isinstance(answers.store, RecentAnswers)
-        busy = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        blocked = answers.store.store.run(lambda: asyncio.run_coroutine_threadsafe(busy.wait(), loop).result())
-        for name in "abcde":
-            assert (await ask(answers, asking(name))).kind == ""
+@asynccontextmanager
+async def silent(answers: Answers) -> AsyncIterator[None]:
+    """Keep the store's thread busy, so that it answers nothing within this context."""
+    assert isinstance(answers.store, RecentAnswers)
+    busy, loop = asyncio.Event(), asyncio.get_running_loop()
+    blocked = answers.store.store.run(lambda: asyncio.run_coroutine_threadsafe(busy.wait(), loop).result())
+    try:
+        yield
+    finally:
         busy.set()
         await blocked
+
+
+async def test_a_store_that_does_not_answer_delays_nothing_for_long(model_file: Path) -> None:
+    backend = ModelBackend(model_file)
+    async with caching(backend, budget_s=0.01) as answers, silent(answers):
+        for name in "abcde":
+            assert (await ask(answers, asking(name))).kind == ""
     assert answers.counts == {"slow": 5} and len(backend.requests) == 5
 
 
 async def test_who_warms_the_cache_waits_for_a_slow_store(model_file: Path) -> None:
     backend = ModelBackend(model_file)
     async with caching(backend, budget_s=0.01) as answers:
-        assert isinstance(answers.store, RecentAnswers)
-        busy = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        blocked = answers.store.store.run(lambda: asyncio.run_coroutine_threadsafe(busy.wait(), loop).result())
 
         async def warm() -> bool:
             with answers.patience():
                 await ask(answers, asking("a"))
                 return await answers.has(asking("a"))
 
-        warming = asyncio.create_task(warm())
-        await asyncio.wait({warming}, timeout=0.1)  # far longer than the budget
-        busy.set()
-        await blocked
+        async with silent(answers):
+            warming = asyncio.create_task(warm())
+            await asyncio.wait({warming}, timeout=0.1)  # far longer than the budget
         assert await warming
     assert answers.counts.get("slow") is None
 
