@@ -227,13 +227,23 @@ def test_each_word_of_code_on_a_page_of_the_architecture_is_in_the_source(page: 
 def test_the_picture_of_a_way_has_the_stations_of_its_list(name: str) -> None:
     text = text_of(DOCS / "architecture" / f"{name}.md")
     picture = text.split("```text\n")[1].split("```")[0]
-    drawn = {int(number): title for number, title in re.findall(r"\b(\d+) ([A-Z][a-z-]+(?: [a-z]+)?)", picture)}
+    drawn = {int(number): title for number, title in re.findall(r"\b(\d+) ([A-Z][A-Za-z-]+(?: [a-z]+)?)", picture)}
     listed = re.findall(r"^(\d+)\. \*\*(.+?)\.\*\*(.*?)(?=^\d+\. |\n\n)", text, re.MULTILINE | re.DOTALL)
     assert drawn == {int(number): title for number, title, _ in listed}
     assert 8 < len(listed) <= 12
     for _, title, told in listed:
         assert re.search(r"`(\w+/)*\w+\.py`", told), title  # its file
         assert "Fails:" in told, title
+
+
+def test_each_station_of_a_request_says_its_object_and_what_goes_in_and_out() -> None:
+    text = text_of(DOCS / "architecture" / "request.md")
+    listed = re.findall(r"^\d+\. \*\*(.+?)\.\*\*(.*?)(?=^\d+\. |\n\n)", text, re.MULTILINE | re.DOTALL)
+    for title, told in listed:
+        assert "In:" in told and "Out:" in told, title
+        (first, *_) = re.findall(r"`((?:\w+/)+\w+\.py)`", told)
+        source = (ROOT / "edgeagent" / first).read_text(encoding="utf-8")
+        assert title in ("Gate", "Handler") or f"\nclass {title}" in source, (title, first)
 
 
 def test_every_route_and_target_that_is_named_exists() -> None:
