@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ def examples_seed(name: str) -> int | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Select the share of slow tests before the others are deselected, and seed the share of property tests."""
+    _mark_rest(items)
     seed = current_seed()
     if seed is None:
         return
@@ -81,6 +83,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"taken along; again: {VARIABLE}={current_seed()}")
         for nodeid, kind in sorted(taken.items()):
             terminalreporter.line(f"{kind:8} {nodeid}")
+
+
+def _mark_rest(items: Sequence[pytest.Item]) -> None:
+    """Mark as slow all cases of a test but the first ones, as many as its mark `daily` says."""
+    num_cases: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("daily")
+        if mark is not None and item.get_closest_marker("slow") is None:
+            name = item.nodeid.partition("[")[0]
+            num_cases[name] += 1
+            if num_cases[name] > mark.args[0]:
+                item.add_marker(pytest.mark.slow(**mark.kwargs))
 
 
 def _seconds(item: pytest.Item) -> float | None:

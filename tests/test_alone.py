@@ -90,6 +90,7 @@ def test_a_run_counts_every_outcome(tmp_path: Path, processes: str) -> None:
         assert said in output
 
 
+@pytest.mark.slow(seconds=2)
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX alone has shared locks of files")
 def test_tests_that_must_be_alone_are(tmp_path: Path) -> None:
     hooks = "from tests.conftest import pytest_configure, pytest_runtest_protocol\n"

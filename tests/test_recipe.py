@@ -78,6 +78,7 @@ def test_the_test_split_takes_words_and_open_values_of_the_evaluation() -> None:
     assert is_held_out(draw.open(lambda source: str(source.random())))
 
 
+@pytest.mark.slow(seconds=2)
 def test_the_sets_share_nothing_with_each_other_or_with_training() -> None:
     keys = {}
     for split in ("eval", "test"):

@@ -348,6 +348,7 @@ FAULTS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP)
 MAX_FAULTS = 8
 
 
+@pytest.mark.daily(1, seconds=0.6)
 @pytest.mark.parametrize("seed", range(4))
 async def test_every_accepted_request_ends_once_under_random_faults(make: Make, seed: int) -> None:
     """Crashes, freezes, cancels, closes and deadlines at random: each request ends exactly once."""

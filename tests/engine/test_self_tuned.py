@@ -233,6 +233,7 @@ WALKS = {
 }
 
 
+@pytest.mark.daily(4, seconds=0.2)
 @pytest.mark.parametrize("name", WALKS)
 def test_what_was_rejected_is_tried_again_and_wins_back(name: str) -> None:
     walk = WALKS[name]()

@@ -304,6 +304,7 @@ def test_the_prompt_goes_on_when_the_streams_have_ended() -> None:
     assert len(scene.sides) == 1 and scene.outputs["long"] == answer(LONG, 5)
 
 
+@pytest.mark.daily(3, seconds=0.2)
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_comes_and_goes_beside_it_every_answer_is_right(seed: int) -> None:
     chance = random.Random(seed)

@@ -23,6 +23,9 @@ from tests.patience import patient
 
 START_TIMEOUT_S = patient(60.0)
 KILLED = -signal.SIGKILL if os.name == "posix" else 1
+USERS_OWN = ("-m", "edgeagent")
+# For tests of kept answers; see the module.
+PATIENT = ("-m", "tests.patient_daemon")
 _WORKERS = {"edgeagent.worker.child.process", "tests.slow_worker"}
 
 
@@ -73,7 +76,7 @@ def run_command(*words: str) -> str:
     return output.getvalue()
 
 
-def start_daemon(state_dir: Path, *flags: str, program: Sequence[str] = ("-m", "edgeagent")) -> Daemon:
+def start_daemon(state_dir: Path, *flags: str, program: Sequence[str] = USERS_OWN) -> Daemon:
     """Start a daemon and wait until its model is ready; `program` holds Python's arguments.
 
     It computes with one thread unless `flags` say otherwise: two threads wait for each other by spinning, which is many
@@ -106,9 +109,9 @@ def stop_daemon(daemon: Daemon) -> None:
 
 
 @contextmanager
-def serving(state_dir: Path, *flags: str) -> Iterator[Daemon]:
+def serving(state_dir: Path, *flags: str, program: Sequence[str] = USERS_OWN) -> Iterator[Daemon]:
     """Run a daemon, which may be killed meanwhile."""
-    daemon = start_daemon(state_dir, *flags)
+    daemon = start_daemon(state_dir, *flags, program=program)
     try:
         yield daemon
     finally:

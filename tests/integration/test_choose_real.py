@@ -247,6 +247,7 @@ async def test_a_client_that_leaves_cancels_its_choice(daemon: Daemon) -> None:
     assert choose(daemon, "Where is the pool?")["choice"] == "pool"
 
 
+@pytest.mark.slow(seconds=5)
 async def test_a_worker_that_is_killed_costs_time_only(own_daemon: Daemon) -> None:
     choices = [*HEAVY, ANSWERS["pool"]][1:]
     async with httpx.AsyncClient(base_url=own_daemon.url, timeout=patient(60)) as http:

@@ -153,6 +153,7 @@ async def test_two_hundred_cycles_leave_nothing_behind(own_daemon: Daemon) -> No
     await check(own_daemon, 200)
 
 
+@pytest.mark.slow(seconds=9)
 async def test_memory_of_purged_prompts_goes_back_to_the_system(own_daemon: Daemon) -> None:
     await check(own_daemon, 32, request, warm_up=16, max_growth_mib=20.0)
 

@@ -56,6 +56,7 @@ def long_request(daemon: Daemon) -> dict[str, object]:
     return {**LONG, "text": {"format": {"type": "json_schema", "name": "numbers", "schema": wrapped, "strict": True}}}
 
 
+@pytest.mark.daily(1, seconds=1)
 @pytest.mark.parametrize("damage", ["cut off", "without a tensor that llama.cpp needs"])
 def test_a_service_manager_does_not_restart_a_daemon_with_a_damaged_model(tmp_path: Path, damage: str) -> None:
     path = make_tiny_model(tmp_path / "torn.gguf", MemoryKind.FULL_ATTENTION, num_layers=1)

@@ -97,6 +97,7 @@ class Machine:
         self._host.close()
 
 
+@pytest.mark.daily(4, seconds=0.5)
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_type: KvType) -> None:
@@ -131,6 +132,7 @@ def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_
     third.close()
 
 
+@pytest.mark.daily(2, seconds=0.5)
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_a_prompt_is_found_again_to_its_end_whatever_was_answered(tmp_path: Path, kind: MemoryKind) -> None:
     """The next turn diverges where the answer began if the answer is edited, or read as other tokens."""
@@ -167,6 +169,7 @@ def test_rounded_blocks_take_half_of_the_bytes_and_are_found_as_such_only(tmp_pa
     machine.close()
 
 
+@pytest.mark.daily(1, seconds=1)
 @pytest.mark.parametrize("has_tools", [False, True])
 @pytest.mark.parametrize(
     ("num_conversations", "num_rules"), [(25, 25), pytest.param(100, 70, marks=pytest.mark.slow(seconds=8))]

@@ -81,6 +81,7 @@ def test_a_prompt_is_there_after_kill_9_and_under_the_same_settings_only(tmp_pat
         assert "cells in blocks (exact, now q8_0)" in daemon.log.read_text(), "the log says why nothing is found"
 
 
+@pytest.mark.slow(seconds=5)
 def test_a_cache_folder_that_is_deleted_comes_back(tmp_path: Path) -> None:
     cache = tmp_path / "state" / "cache"
 
@@ -187,6 +188,7 @@ def until(socket: Connection, *kinds: str) -> dict[str, Any]:
             return event
 
 
+@pytest.mark.slow(seconds=5)
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_a_stream_goes_on_from_blocks_where_its_worker_died(tmp_path: Path) -> None:
     numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 500, "maxItems": 500}

@@ -47,6 +47,7 @@ async def http(shelf: Daemon) -> AsyncIterator[httpx.AsyncClient]:
         yield made
 
 
+@pytest.mark.daily(2, seconds=1)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 async def test_every_architecture_embeds(client: openai.AsyncOpenAI, architecture: str) -> None:
     answer = await client.embeddings.create(model=architecture, input=TEXTS)
@@ -130,6 +131,7 @@ async def test_one_is_loaded_by_name_and_kept_as_asked(shelf: Daemon, http: http
     await client._client.aclose()
 
 
+@pytest.mark.daily(1, seconds=2)
 @pytest.mark.parametrize("pooling", [gguf.PoolingType.MEAN, gguf.PoolingType.RANK])
 def test_it_may_be_the_only_model(tmp_path: Path, pooling: gguf.PoolingType) -> None:
     daemon = start_daemon(tmp_path / "state", str(make_encoder(tmp_path / "only.gguf", pooling=pooling)))

@@ -286,6 +286,7 @@ def test_random_schedules_over_restarts(setup: Setup, seed: int) -> None:
     check_over_restarts(setup, seed)
 
 
+@pytest.mark.daily(1, seconds=2)
 @pytest.mark.parametrize("setup", SHAPES_AND_CELLS, indirect=True)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_schedules_of_shapes_over_restarts(setup: Setup, seed: int) -> None:
@@ -376,6 +377,7 @@ class RuleDraft(DraftModel):
 QUICK_RULES = ((MemoryKind.FULL_ATTENTION, "right"), (MemoryKind.SLIDING_WINDOW, "random"))
 
 
+@pytest.mark.daily(1, seconds=4)
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [

@@ -269,19 +269,21 @@ def test_a_projector_that_is_none_is_refused_at_the_start(models: Path, tmp_path
         assert done.returncode and why in said and "name another one with --mmproj, or none" in said
 
 
-def test_a_projector_is_named_or_switched_off(models: Path, tmp_path: Path) -> None:
+@pytest.mark.daily(1, seconds=2.5)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_projector_is_named_or_switched_off(models: Path, tmp_path: Path, is_named: bool) -> None:
     """It need not be beside the model."""
-    (tmp_path / "alone").mkdir()
-    model = tmp_path / "alone" / f"{MODEL}.gguf"
-    model.symlink_to(models / f"{MODEL}.gguf")
-    elsewhere = str(models / "mmproj-seeing-F16.gguf")
-    for path, mmproj, media in ((model, elsewhere, ["image"]), (models / f"{MODEL}.gguf", "none", [])):
-        with serving(tmp_path / f"state-{len(media)}", str(path), "--ctx", "512", "--mmproj", mmproj) as daemon:
-            listed = httpx.get(f"{daemon.url}/v1/models/{MODEL}").json()
-            assert listed["edgeagent"]["media"] == media
-            with OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0) as client:
-                if media:
-                    assert client.chat.completions.create(model=MODEL, messages=chat(), max_tokens=2).usage
-                else:
-                    with pytest.raises(BadRequestError, match="reads only text"):
-                        client.chat.completions.create(model=MODEL, messages=chat(), max_tokens=2)
+    model, mmproj = models / f"{MODEL}.gguf", "none"
+    if is_named:
+        (tmp_path / "alone").mkdir()
+        model, mmproj = tmp_path / "alone" / model.name, str(models / "mmproj-seeing-F16.gguf")
+        model.symlink_to(models / model.name)
+    with serving(tmp_path / "state", str(model), "--ctx", "512", "--mmproj", mmproj) as daemon:
+        listed = httpx.get(f"{daemon.url}/v1/models/{MODEL}").json()
+        assert listed["edgeagent"]["media"] == ["image"] * is_named
+        with OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0) as client:
+            if is_named:
+                assert client.chat.completions.create(model=MODEL, messages=chat(), max_tokens=2).usage
+            else:
+                with pytest.raises(BadRequestError, match="reads only text"):
+                    client.chat.completions.create(model=MODEL, messages=chat(), max_tokens=2)

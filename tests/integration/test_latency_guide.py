@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from edgeagent.daemon.state import SLO_FILE
 from tests.integration.conftest import Daemon, start_daemon, stop_daemon
@@ -29,6 +30,7 @@ def num_answers(slo: dict[str, object]) -> dict[tuple[str, str], int]:
     return {(each["window"], each["tier"]): each["num_answers"] for each in slo["tiers"]}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow(seconds=6)
 def test_a_client_states_its_latency_and_the_record_is_kept(tmp_path: Path) -> None:
     daemon = start_daemon(tmp_path / "state", "builtin")
     assert "No answer in the last 24 hours." in commands(daemon)[0]

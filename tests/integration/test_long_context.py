@@ -40,6 +40,7 @@ def complete(daemon: Daemon, tokens: list[int], **fields: Any) -> httpx.Response
     return httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=patient(100))
 
 
+@pytest.mark.daily(1, seconds=4)
 def test_the_last_cell_is_used_and_one_more_token_is_refused_with_counts(long_daemon: Daemon) -> None:
     tokens = prompt(CONTEXT - 1, seed=0)
     usage = complete(long_daemon, tokens, max_tokens=100).json()["usage"]
@@ -52,6 +53,7 @@ def test_the_last_cell_is_used_and_one_more_token_is_refused_with_counts(long_da
     assert complete(long_daemon, tokens[:100]).status_code == 200
 
 
+@pytest.mark.daily(1, seconds=1)
 def test_a_long_prompt_asked_again_is_hardly_computed(long_daemon: Daemon) -> None:
     tokens = prompt(CONTEXT - 192, seed=2)
     first = complete(long_daemon, tokens).json()
@@ -60,6 +62,7 @@ def test_a_long_prompt_asked_again_is_hardly_computed(long_daemon: Daemon) -> No
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(tokens) - 256
 
 
+@pytest.mark.daily(1, seconds=1)
 def test_two_that_do_not_fit_together_both_end(long_daemon: Daemon) -> None:
     prompts = [prompt(CONTEXT * 5 // 8, seed) for seed in (3, 4)]
     with ThreadPoolExecutor(2) as pool:

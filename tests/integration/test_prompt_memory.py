@@ -29,6 +29,7 @@ def question(backend: LocalBackend) -> Coroutine[Any, Any, object]:
     return backend.models.ask("", Tokenize("hoard"))
 
 
+@pytest.mark.daily(1, seconds=3)
 @pytest.mark.parametrize(("make", "num_restarts"), [(prompt, 2), (question, 1)])
 async def test_a_hoarder_is_ended_and_a_stream_beside_it_goes_on(
     tiny_model: TinyModel, make: Any, num_restarts: int

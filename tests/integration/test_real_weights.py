@@ -133,7 +133,10 @@ def test_an_answer_keeps_to_its_subject_and_ends(real: Daemon, undisturbed: Answ
     assert short.finish_reason == "stop" and short.text
 
 
-@pytest.mark.parametrize(("at", "length"), [(20, 1), (33, 4), (47, 11), (60, 24)])
+@pytest.mark.parametrize(
+    ("at", "length"),
+    [(47, 11), *(pytest.param(*each, marks=pytest.mark.slow(seconds=2)) for each in ((20, 1), (33, 4), (60, 24)))],
+)
 def test_a_stop_string_ends_the_answer_before_it(real: Daemon, undisturbed: Answer, at: int, length: int) -> None:
     """The strings begin and end anywhere in tokens."""
     stop = undisturbed.text[at : at + length]
@@ -169,6 +172,8 @@ def test_a_killed_worker_changes_no_word(real: Daemon, undisturbed: Answer) -> N
     assert [move["reason"] for move in answer.edgeagent["handovers"]] == ["worker_killed"]
 
 
+# With the bundled model it is tried every day (test_disk_cache_real.py).
+@pytest.mark.slow(seconds=9)
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_a_prompt_is_cached_after_a_kill_and_a_restart(tmp_path: Path) -> None:
     prompt = f"{SENTENCE} " * 14 + "How many tugs were there?"
@@ -192,6 +197,8 @@ def test_drafts_from_the_text_copy_it_without_changing_a_word(real: Daemon, copi
     assert drafted.timings["draft_n_accepted"] > 5
 
 
+# With the bundled model it is tried every day (test_remote_edgeagent.py).
+@pytest.mark.slow(seconds=9)
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_an_answer_goes_on_at_the_second_daemon_and_comes_home_when_that_dies(
     real: Daemon, tmp_path: Path, copied: Answer
@@ -331,14 +338,15 @@ def check_words(model: Model, loop: PlainLoop, prompt: str, answer: dict[str, An
     assert not rest, f"after {prompt!r}: {rest!r} remains"
 
 
-def test_twenty_prompts_at_once_give_the_words_of_a_plain_loop(model: Model, real: Daemon) -> None:
-    loop = PlainLoop(model)
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        answers = list(pool.map(lambda prompt: complete(real, prompt), PROMPTS))
-    for prompt, answer in zip(PROMPTS, answers, strict=True):
+@pytest.mark.parametrize("number", [6, pytest.param(len(PROMPTS), marks=pytest.mark.slow(seconds=5))])
+def test_prompts_at_once_give_the_words_of_a_plain_loop(model: Model, real: Daemon, number: int) -> None:
+    loop, prompts = PlainLoop(model), PROMPTS[-number:]
+    with ThreadPoolExecutor(number) as pool:
+        answers = list(pool.map(lambda prompt: complete(real, prompt), prompts))
+    for prompt, answer in zip(prompts, answers, strict=True):
         check_words(model, loop, prompt, answer)
     # Again from the cache, one after another.
-    for prompt in PROMPTS[:4]:
+    for prompt in prompts[:2]:
         check_words(model, loop, prompt, complete(real, prompt))
     loop.close()
 
@@ -382,7 +390,7 @@ def choice_of(daemon: Daemon, question: str, **fields: Any) -> dict[str, Any]:
 
 
 # The others are slow ones: the bundled model answers in each form every day (test_schemas_real.py).
-DAILY = ("integer", "list", "nested", "or null")
+DAILY = ("list", "or null")
 
 
 @pytest.mark.parametrize(
@@ -396,7 +404,9 @@ def test_an_answer_of_this_type_is_whole(real: Daemon, name: str) -> None:
     assert jsonschema_rs.is_valid(schema, json.loads(choice["message"]["content"]), validate_formats=True), choice
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize(
+    "name", [name if name == "send_mail" else pytest.param(name, marks=pytest.mark.slow(seconds=1)) for name in TOOLS]
+)
 def test_a_call_fits_its_tool(real: Daemon, name: str) -> None:
     tools = [{"type": "function", "function": {"name": each, "parameters": TOOLS[each]}} for each in TOOLS]
     named = {"type": "function", "function": {"name": name}}

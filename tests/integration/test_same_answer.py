@@ -117,6 +117,7 @@ def ask_for(num_prompt: int, kind: str = "greedy", max_tokens: int = 24) -> Gene
     return GenerateRequest(id="", model="", prompt=prompt, max_tokens=max_tokens, logprobs=0, **SAMPLINGS[kind])  # type: ignore[arg-type]
 
 
+@pytest.mark.daily(2, seconds=0.5)
 @pytest.mark.parametrize("num_prompt", LENGTHS)
 def test_found_in_cells_or_restored(begin: Begin, tmp_path: Path, num_prompt: int) -> None:
     request = ask_for(num_prompt)
@@ -132,6 +133,7 @@ def test_found_in_cells_or_restored(begin: Begin, tmp_path: Path, num_prompt: in
         assert (answer.tokens, answer.logprobs) == (whole.tokens, whole.logprobs)
 
 
+@pytest.mark.daily(1, seconds=2)
 @pytest.mark.parametrize(
     ("kind", "num_prompt"),
     [
@@ -152,6 +154,7 @@ def test_gone_on_with_from_any_token(begin: Begin, kind: str, num_prompt: int) -
         assert rest.logprobs == whole.logprobs[len(delivered.tokens) :]
 
 
+@pytest.mark.daily(2, seconds=0.5)
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_every_memory_goes_on_as_it_was(begin: Begin, kind: MemoryKind) -> None:
     request = ask_for(300, max_tokens=60)

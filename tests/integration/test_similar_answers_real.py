@@ -14,7 +14,7 @@ import pytest
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.encoder import Encoder
 from edgeagent.engine.llama.model import Model
-from tests.integration.conftest import Daemon, serving
+from tests.integration.conftest import PATIENT, Daemon, serving
 from tests.minilm import make_minilm, reference
 from tests.patience import patient
 
@@ -82,7 +82,7 @@ def first_similar(daemon: Daemon, wordings: Sequence[str]) -> dict[str, Any]:
 
 def test_similar_questions_are_learned_and_kept(models: Path, tmp_path: Path) -> None:
     flags = ("builtin", "--models-dir", str(models), *FLAGS)
-    with serving(tmp_path, *flags) as daemon:
+    with serving(tmp_path, *flags, program=PATIENT) as daemon:
         load_embedding_model(daemon)
         own = ask(daemon, WORDINGS[0], edgeagent={"answers": "none"})
         assert "kind" not in own
@@ -96,7 +96,7 @@ def test_similar_questions_are_learned_and_kept(models: Path, tmp_path: Path) ->
         assert "kind" not in ask(daemon, "Good morning, where are the toilets?", edgeagent={"answers": "none"})
         status = similar(daemon)
         assert status["is_on"] and status["refused"]["context"] == 1 and status["trouble"] is None
-    with serving(tmp_path, *flags) as daemon:
+    with serving(tmp_path, *flags, program=PATIENT) as daemon:
         num_kept = similar(daemon)["num_questions"]
         assert num_kept >= status["num_questions"]
         load_embedding_model(daemon)
@@ -108,9 +108,12 @@ def test_similar_questions_are_learned_and_kept(models: Path, tmp_path: Path) ->
         assert "kind" not in ask(daemon, WORDINGS[3])
 
 
-@pytest.mark.parametrize("judge", ["exact", "text", "model"])
+# The first test has the default one, `text`.
+@pytest.mark.parametrize("judge", [pytest.param("exact", marks=pytest.mark.slow(seconds=3)), "model"])
 def test_each_judge_compares_answers(models: Path, tmp_path: Path, judge: str) -> None:
-    with serving(tmp_path, "builtin", "--models-dir", str(models), *FLAGS, "--answers-judge", judge) as daemon:
+    with serving(
+        tmp_path, "builtin", "--models-dir", str(models), *FLAGS, "--answers-judge", judge, program=PATIENT
+    ) as daemon:
         load_embedding_model(daemon)
         assert first_similar(daemon, WORDINGS)["text"]
         status = similar(daemon)
@@ -118,7 +121,7 @@ def test_each_judge_compares_answers(models: Path, tmp_path: Path, judge: str) -
 
 
 def test_without_the_embedding_model_answers_come_as_before(tmp_path: Path) -> None:
-    with serving(tmp_path, "builtin", *FLAGS) as daemon:
+    with serving(tmp_path, "builtin", *FLAGS, program=PATIENT) as daemon:
         assert "kind" not in ask(daemon, WORDINGS[0])
         assert ask(daemon, WORDINGS[0])["kind"] == "exact"
         assert "kind" not in ask(daemon, WORDINGS[1])

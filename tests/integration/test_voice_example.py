@@ -123,6 +123,7 @@ def commands() -> list[str]:
     return re.findall(r"^(python -m examples\.voice .*--(?:say|microphone).*)$", GUIDE, re.M)
 
 
+@pytest.mark.slow(seconds=9)
 def test_the_guides_commands(daemon: Daemon, tmp_path: Path) -> None:
     assert len(commands()) == 2
     with wave.open(str(tmp_path / "question.wav"), "wb") as file:

@@ -235,6 +235,7 @@ async def test_a_request_without_output_survives_the_kill(make: Make) -> None:
     assert await waiting == before
 
 
+@pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("num_streams", [pytest.param(1, marks=pytest.mark.slow(seconds=5)), 3])
 async def test_three_kills_close_together_lose_no_stream(make: Make, num_streams: int) -> None:
     backend = make()

@@ -129,6 +129,7 @@ def test_a_change_is_killed_or_lives(repository: Path) -> None:
     assert (repository / "grown.py").read_bytes() == source
 
 
+@pytest.mark.slow(seconds=2)
 @pytest.mark.timeout(600)
 def test_tests_that_hang_are_ended_and_the_next_change_is_judged(repository: Path, tmp_path: Path) -> None:
     hanging, unseen = trials_of(repository, "n += 1", "(a >= 0)")[::-1]

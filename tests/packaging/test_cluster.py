@@ -43,6 +43,7 @@ def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return build(CLUSTER / "k8s/overlays" / request.param)
 
 
+@pytest.mark.daily(1, seconds=0.4)
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubectl_builds_the_same_objects(overlay: str, check: ModuleType) -> None:
     path = os.pathsep.join([os.environ["PATH"], str(check.tools_folder() / "bin")])

@@ -83,6 +83,7 @@ def test_the_wheel_needs_no_test_tools(wheel: zipfile.ZipFile) -> None:
     assert not [line for line in required if line.startswith(tools)]
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_changed_clock_gives_the_same_bytes(dist: ModuleType, made: Path, tmp_path: Path) -> None:
     """The sdist is unpacked with other times, and makes the same wheel and the same sdist in another order of sets."""
     (sdist,) = made.glob("*.tar.gz")

@@ -14,6 +14,7 @@ from tests.robust import test_client_work as work
 MEASURED = ("GAP", "MEMORY")
 
 
+@pytest.mark.slow(seconds=3)
 def test_every_kind_of_work_is_an_attack() -> None:
     names = [each.name for each in attack.attacks()]
     assert len(names) == len(set(names))

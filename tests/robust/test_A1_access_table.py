@@ -245,6 +245,7 @@ async def status_of(app: Any, path: str, method: str, setting: Setting, keys: li
     return statuses[0] if statuses else 0
 
 
+@pytest.mark.daily(1, seconds=3)
 @pytest.mark.parametrize("are_files_sound", [True, False], ids=["files sound", "files open to others"])
 async def test_every_route_of_the_live_app(tmp_path: Path, are_files_sound: bool) -> None:
     """Every route and method × credentials × how the request arrives × page or not × state of the files."""

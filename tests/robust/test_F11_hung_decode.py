@@ -21,6 +21,7 @@ MAX_NOTICED_S = 3 * 2 * (SHORT_LIMITS.hang_timeout_s + 3.0)
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP is POSIX's")
 
 
+@pytest.mark.daily(2, seconds=1)
 @pytest.mark.parametrize(
     ("text", "cause"),
     [

@@ -20,6 +20,7 @@ MARGIN_S = patient(10.0)
 NEVER_S = 3600.0
 
 
+@pytest.mark.daily(1, seconds=1)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_what_outlasts_the_drain_is_cancelled_and_has_its_end(tmp_path: Path, name: str) -> None:
     with stub_daemon(tmp_path / "state", drain_s=0.5) as daemon:

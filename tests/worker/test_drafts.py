@@ -131,6 +131,7 @@ def warnings(log: pytest.LogCaptureFixture) -> str:
     return "\n".join(each.getMessage() for each in log.records if each.levelno >= logging.WARNING)
 
 
+@pytest.mark.daily(2, seconds=1)
 @pytest.mark.parametrize(
     ("damage", "why", "is_named"),
     [

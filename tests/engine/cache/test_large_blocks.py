@@ -122,6 +122,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.daily(2, seconds=0.4)
 @pytest.mark.parametrize("wake_after_s", [True, False])
 @pytest.mark.parametrize(("token_bytes", "host_bytes"), SHAPES)
 def test_a_long_prompt_is_whole_after_a_restart_and_memory_keeps_its_bound(

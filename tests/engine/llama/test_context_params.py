@@ -96,6 +96,7 @@ def test_a_gpu_without_layers_computes_nothing(path: Path, opened: ExitStack) ->
     assert make_params(model, CONFIG, 512, "on").op_offload
 
 
+@pytest.mark.daily(6, seconds=0.2)
 @pytest.mark.parametrize("flash", ["on", "off"])
 @pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
 @pytest.mark.parametrize("num_cells", [LIMIT, LIMIT + 1, 2048])

@@ -145,6 +145,7 @@ def test_the_size_is_known_before_the_context_takes_its_memory(make: Make, monke
     assert sizes == [MAX_TOKENS] * 2
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_vector_does_not_depend_on_the_texts_before(make_of: MakeOf, tmp_path: Path) -> None:
     path = make_tiny_model(tmp_path / "long.gguf", MemoryKind.FULL_ATTENTION, max_short_context=600)
     embedder = make_of(path)

@@ -211,6 +211,7 @@ def chi_square(drawn: Counter[int], probs: dict[int, float], total: int) -> floa
     return sum((drawn[token] - total * prob) ** 2 / (total * prob) for token, prob in probs.items())
 
 
+@pytest.mark.daily(3, seconds=0.3)
 @pytest.mark.parametrize(
     ("params", "allowed"),
     [
@@ -232,6 +233,7 @@ def test_shortcuts_under_a_constraint_keep_the_distribution(params: ResolvedSamp
     assert chi_square(drawn, dict(zip(ids.tolist(), probs.tolist(), strict=True)), 8_000) < 16.3
 
 
+@pytest.mark.daily(1, seconds=0.5)
 @pytest.mark.parametrize(
     "params",
     [

@@ -114,6 +114,7 @@ CUTS = (
 )
 
 
+@pytest.mark.daily(2, seconds=0.6)
 @pytest.mark.parametrize(
     ("params", "deviation"),
     [

@@ -376,12 +376,14 @@ MACHINES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.daily(1, seconds=1)
 @MACHINES
 def test_drafts_from_a_text_that_misleads_cost_a_fiftieth_at_most(base_s: float, token_s: float) -> None:
     plain_s = answers_s(Mixing, base_s, token_s, None)
     assert answers_s(Mixing, base_s, token_s, Drafters(None, NgramDrafter())) <= 1.02 * plain_s
 
 
+@pytest.mark.daily(1, seconds=0.5)
 @MACHINES
 def test_a_copied_text_is_faster_where_a_token_more_costs_little(base_s: float, token_s: float) -> None:
     gain = answers_s(Copying, base_s, token_s, None) / answers_s(

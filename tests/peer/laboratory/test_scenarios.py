@@ -26,6 +26,7 @@ from tests.peer.laboratory.promises import arrival_times, share_early, share_pre
 WORKLOAD = Workload(prompt_tokens=200, max_tokens=20, parallel=3, connections=40)
 
 
+@pytest.mark.daily(7, seconds=0.2)
 @pytest.mark.parametrize("transport", ["ws", "http"])
 @pytest.mark.parametrize("name", ["beginnings", "chat", "connect", "conversations", "copying", "overhead", "speculate"])
 async def test_a_round_gives_what_the_scenario_promises(name: str, transport: str) -> None:

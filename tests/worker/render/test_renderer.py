@@ -127,6 +127,7 @@ async def test_a_prompt_or_an_answer_that_is_too_long_is_refused(daemon: Daemon)
             await render(template, conversation)
 
 
+@pytest.mark.daily(1, seconds=1)
 @pytest.mark.parametrize("work", WORK)
 async def test_what_takes_too_long_is_ended_and_the_next_is_served(daemon: Daemon, work: str) -> None:
     template = await daemon.open(WHEN.replace("WORK", WORK[work]))
@@ -152,6 +153,7 @@ GRAMMARS = {
 }
 
 
+@pytest.mark.daily(1, seconds=1)
 @pytest.mark.parametrize("name", GRAMMARS)
 async def test_a_grammar_that_takes_too_long_is_refused_and_the_next_is_tried(daemon: Daemon, name: str) -> None:
     template = await daemon.open(CHATML)

@@ -187,6 +187,7 @@ def words_of_libmtmd(asker: Asker, prompt: ChatPrompt, num: int) -> list[int]:
 
 
 class TestWords:
+    @pytest.mark.daily(3, seconds=0.3)
     @pytest.mark.parametrize("name", NAMES)
     def test_they_are_those_of_libmtmd(self, asker: Callable[..., Asker], name: str) -> None:
         own = asker(name)
@@ -194,6 +195,7 @@ class TestWords:
         for prompt in (question("What is this?", own.media[0]), *([two] if name in SEEING else [])):
             assert own.ask(prompt, cache=CachePolicy(read=False, write=False)) == words_of_libmtmd(own, prompt, 12)
 
+    @pytest.mark.daily(2, seconds=1)
     @pytest.mark.parametrize("name", NAMES)
     def test_they_are_the_same_from_the_cache_and_beside_others(self, asker: Callable[..., Asker], name: str) -> None:
         own = asker(name)
@@ -211,6 +213,7 @@ class TestWords:
         own.finish(another)
         assert another.num_cached >= another.spec.media[-1].end, "a second question about the same medium"
 
+    @pytest.mark.daily(2, seconds=0.3)
     @pytest.mark.parametrize("name", SEEING)
     def test_they_are_the_same_from_blocks_in_memory(
         self, asker: Callable[..., Asker], name: str, monkeypatch: pytest.MonkeyPatch
@@ -319,6 +322,7 @@ def test_an_image_whose_part_was_interrupted_is_computed_again(
     assert own.finish(sequence) == [words]
 
 
+@pytest.mark.daily(1, seconds=0.4)
 @pytest.mark.parametrize("name", ["smolvlm", "ultravox", "qwen2vl"])
 def test_a_stream_has_a_token_in_each_batch_of_embeddings(
     asker: Callable[..., Asker], name: str, monkeypatch: pytest.MonkeyPatch
@@ -345,6 +349,7 @@ def test_a_stream_has_a_token_in_each_batch_of_embeddings(
     assert sizes and set(sizes) == {2}
 
 
+@pytest.mark.daily(2, seconds=1)
 @pytest.mark.parametrize("name", ["gemma3", "lfm2", "ultravox", "qwen2vl", "qwen35"])
 def test_a_chunk_has_a_context_of_its_own_beside_streams(
     asker: Callable[..., Asker], name: str, monkeypatch: pytest.MonkeyPatch
@@ -376,6 +381,7 @@ def test_a_draft_model_drafts_behind_an_image(asker: Callable[..., Asker], name:
         assert sequence.num_drafted > 0
 
 
+@pytest.mark.daily(1, seconds=0.4)
 @pytest.mark.parametrize("name", ["gemma3", "qwen2vl", "smolvlm"])
 def test_an_image_is_not_encoded_again_after_a_restart(asker: Callable[..., Asker], name: str, tmp_path: Path) -> None:
     """The text before the image differs, so its cells are of no use."""
@@ -633,6 +639,7 @@ def test_each_medium_that_is_read_is_progress(asker: Callable[..., Asker]) -> No
     assert lfm2.host.num_encoder_steps == 3
 
 
+@pytest.mark.daily(2, seconds=0.3)
 @pytest.mark.parametrize("name", SEEING)
 def test_an_image_whose_embeddings_are_kept_is_not_decoded(
     asker: Callable[..., Asker], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

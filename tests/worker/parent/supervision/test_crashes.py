@@ -19,6 +19,7 @@ from tests.worker.parent.supervision.stub_requests import kill, submit
 from tests.worker.support import QUICK, Make, eventually
 
 
+@pytest.mark.daily(3, seconds=0.5)
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
@@ -74,6 +75,7 @@ async def test_the_one_that_kills_takes_nobody_along(make: Make) -> None:
     assert (await waiting.end()).text == "0 "
 
 
+@pytest.mark.daily(1, seconds=0.7)
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM])
 async def test_a_stream_that_goes_on_each_time_outlives_some_workers_but_not_all(make: Make, number: int) -> None:
     supervisor = make(limits=replace(QUICK, max_crashes=100, max_kills=100))
@@ -163,6 +165,7 @@ async def test_a_cancelled_request_ends_as_cancelled_when_its_worker_dies(make: 
     assert (await killer.end()).text == "0 1 "
 
 
+@pytest.mark.daily(4, seconds=0.3)
 @pytest.mark.parametrize(
     ("text", "words"),
     [

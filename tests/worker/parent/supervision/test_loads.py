@@ -116,6 +116,7 @@ async def test_a_load_that_never_has_enough_memory_fails_in_the_end(make: Make, 
     assert num_lives(lives) == 1 + MAX_SHORT_LOADS
 
 
+@pytest.mark.daily(1, seconds=0.7)
 @pytest.mark.parametrize(
     ("start", "cause"),
     [
