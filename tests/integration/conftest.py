@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -67,6 +68,18 @@ class Daemon:
     def kill_worker(self) -> None:
         """End the model's process with SIGKILL."""
         psutil.Process(self.worker_pid()).kill()
+
+    def wait_until_idle(self) -> None:
+        """Wait until no request is left, of this test or of one before: its counts follow its answer."""
+        wait_until(lambda: not httpx.get(f"{self.url}/edgeagent/status").json()["num_live_requests"])
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for what follows an answer: counts, a report of the worker, files."""
+    deadline_s = time.monotonic() + patient(20)
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 def run_command(*words: str) -> str:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 
 from edgeagent.config import DEFAULT_PARALLEL
-from tests.integration.conftest import Daemon
+from tests.integration.conftest import Daemon, wait_until
 from tests.patience import patient
 
 LONG = {"prompt": "Once upon a time", "n_predict": 400, "ignore_eos": True, "stream": True}
@@ -65,15 +65,17 @@ def num_late_in_queue(daemon: Daemon) -> float:
 
 
 def test_a_deadline_that_passes_in_the_queue_is_a_late_answer(daemon: Daemon) -> None:
+    daemon.wait_until_idle()
     num_before = num_late_in_queue(daemon)
     with halted_worker(daemon), pytest.raises(HTTPError) as refused:
         post(daemon, "/v1/responses", input="hi", edgeagent={"deadline_ms": 2000})
     error = json.load(refused.value)["error"]
     assert (refused.value.code, error["code"], error["late_stage"]) == (504, "request_timeout", "queue")
-    assert num_late_in_queue(daemon) == num_before + 1
+    wait_until(lambda: num_late_in_queue(daemon) == num_before + 1)
 
 
 async def test_a_create_whose_limit_passes_on_its_lane_is_a_late_answer(daemon: Daemon) -> None:
+    daemon.wait_until_idle()
     num_before = num_late_in_queue(daemon)
     async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
         for need in ({}, {"ttft_ms": 1}, {"deadline_ms": 1}, {}):
@@ -87,7 +89,7 @@ async def test_a_create_whose_limit_passes_on_its_lane_is_a_late_answer(daemon: 
                 ends.append(event)
     codes = [end["error"]["code"] if end["type"] == "error" else "" for end in ends]
     assert codes == ["", "deadline_unreachable", "request_timeout", ""]
-    assert num_late_in_queue(daemon) == num_before + 2
+    wait_until(lambda: num_late_in_queue(daemon) == num_before + 2)
     first, *_, last = (end["response"]["edgeagent"] for end in ends if "response" in end)
     assert last["stages_ms"]["first_token"] >= first["stages_ms"]["decode"], "it waited for the first one"
 

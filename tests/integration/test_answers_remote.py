@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.integration.conftest import PATIENT, Daemon, serving
+from tests.integration.conftest import PATIENT, Daemon, serving, wait_until
 from tests.patience import patient
 
 MODEL = "elsewhere"
@@ -73,6 +73,7 @@ async def ask(
 
 
 async def test_eight_equal_questions_are_one_generation_at_the_remote(daemon: Daemon, home: Daemon) -> None:
+    daemon.wait_until_idle()
     before, have_text = ended(daemon), set[int]()
     async with httpx.AsyncClient(timeout=patient(60), trust_env=False) as client:
         # The first one leaves too.
@@ -84,6 +85,7 @@ async def test_eight_equal_questions_are_one_generation_at_the_remote(daemon: Da
     assert all(next(iter(whole)).startswith(text) for text, _, _ in answers)
     assert [place for _, place, _ in answers].count("remote:desk") >= 2
     assert again == (*whole, "answers", "exact")
+    wait_until(lambda: sum(ended(daemon).values()) > sum(before.values()))
     after = ended(daemon)
     assert sum(after.values()) - sum(before.values()) == 1, (before, after)
     assert after.get("abandoned", 0) == before.get("abandoned", 0)

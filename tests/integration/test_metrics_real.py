@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -36,9 +37,11 @@ def chat(daemon: Daemon, text: str) -> dict[str, int]:
 
 
 def test_numbers_are_the_model_s_own(daemon: Daemon) -> None:
+    daemon.wait_until_idle()
     before = scrape(daemon)
     text = f"Please tell me what the word {CANARY} means, and where it comes from."
     usages = [chat(daemon, text), chat(daemon, text)]
+    daemon.wait_until_idle()
     after = scrape(daemon)
 
     def moved(name: str) -> float:
@@ -53,7 +56,9 @@ def test_numbers_are_the_model_s_own(daemon: Daemon) -> None:
     assert moved("stage_seconds_count") == 2 * 7
     # The worker's numbers come with its pongs, and the loop measures its lag at intervals.
     lag = "edgeagent_loop_lag_seconds_count"
+    deadline_s = time.monotonic() + patient(30)
     while not after.get("edgeagent_kv_cells") or after[lag] == before[lag]:
+        assert time.monotonic() < deadline_s
         after = scrape(daemon)
     assert after["edgeagent_kv_cells"] >= after["edgeagent_kv_cells_used"]
     assert after["edgeagent_worker_resident_bytes"] > 0
