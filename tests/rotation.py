@@ -1,5 +1,7 @@
 """A share of the long tests beside the others, chosen by a seed. Continuous integration uses the date as its seed.
 
+Of a test with many cases on one path, the mark `daily` runs some in each run and makes the others slow ones.
+
 Without a seed a run is the same every day. `ROTATING_TESTS=2026-11-22` selects the share of that day, and gives a share
 of the property tests other examples. The end of a run prints the seed and the selected tests.
 """

@@ -32,6 +32,10 @@ def test_longest(): pass
 @pytest.mark.slow
 def test_unknown(): pass
 
+@pytest.mark.daily(2)
+@pytest.mark.parametrize("number", range(5))
+def test_first_cases(number): pass
+
 SEEN = []
 
 @settings(derandomize=True, max_examples=5, database=None)
@@ -48,7 +52,9 @@ from tests.rotation import pytest_collection_modifyitems, pytest_terminal_summar
 INI = """
 [pytest]
 addopts = -q -rA -m "not slow" -p no:cacheprovider
-markers = slow: long
+markers =
+    slow: long
+    daily: first cases
 testpaths = share
 """
 
@@ -114,13 +120,21 @@ def test_a_seed_takes_its_share_and_says_so(run: Run, days: tuple[list[str], lis
     assert sum("test_short" in line for line in taken(output)) == rotation.BUDGET_S / 2
     assert taken(run(day, "-p", "xdist", "-n", "2")) == taken(output)
     assert taken(run(another_day)) != taken(output)
-    assert f" passed, {47 - len(taken(output))} deselected in " in output.splitlines()[-1]
+    assert f" passed, {50 - len(taken(output))} deselected in " in output.splitlines()[-1]
 
 
 def test_a_run_without_a_seed_is_the_same_every_day(run: Run) -> None:
     output = run(None)
     assert not taken(output)
     assert "taken along" not in output
+
+
+def test_a_test_s_first_cases_run_each_day_and_the_others_are_slow(run: Run) -> None:
+    def cases(output: str) -> list[str]:
+        return [line.partition("test_first_cases")[2] for line in output.splitlines() if "test_first_cases" in line]
+
+    assert cases(run(None)) == ["[0]", "[1]"]
+    assert cases(run(None, "-m", "slow", "-k", "test_first_cases")) == ["[2]", "[3]", "[4]"]
 
 
 def test_a_share_of_the_property_tests_has_other_examples(run: Run, days: tuple[list[str], list[str]]) -> None:
