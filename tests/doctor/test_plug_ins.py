@@ -102,6 +102,7 @@ def test_a_plug_in_is_installed_from_a_folder(tmp_path: Path, environment: Path)
     assert (environment / "edgeagent_engines/0c1e570/vulkan/libggml-vulkan.so").read_bytes() == b"a library"
 
 
+@pytest.mark.slow(seconds=4)
 def test_a_wheel_for_another_machine_is_not_installed(tmp_path: Path, environment: Path) -> None:
     make_wheel(tmp_path / "wheels", platform="linux_s390x")
     make_wheel(tmp_path / "wheels", version="0.3.35")
@@ -109,6 +110,7 @@ def test_a_wheel_for_another_machine_is_not_installed(tmp_path: Path, environmen
         plug_ins.install("vulkan", str(tmp_path / "wheels"), tmp_path / "state")
 
 
+@pytest.mark.slow(seconds=4)
 def test_a_page_that_cannot_be_reached_is_not_called_empty(
     tmp_path: Path, environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

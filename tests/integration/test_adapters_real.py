@@ -80,6 +80,7 @@ async def test_one_whose_file_is_fatal_damaged_or_gone_is_refused_alone(daemon: 
         assert await text_of(client, daemon, "builtin")
 
 
+@pytest.mark.slow(seconds=3)
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 async def test_the_next_worker_continues_with_the_adapter(daemon: Daemon) -> None:
     async with httpx.AsyncClient(timeout=patient(60)) as client:

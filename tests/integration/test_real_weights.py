@@ -145,6 +145,7 @@ def test_a_stop_string_ends_the_answer_before_it(real: Daemon, undisturbed: Answ
     assert answer.finish_reason == "stop"
 
 
+@pytest.mark.slow(seconds=6)
 def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) -> None:
     previous, sizes = None, []
     for turn in range(4):
@@ -165,6 +166,7 @@ def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) ->
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
+@pytest.mark.slow(seconds=3)
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_a_killed_worker_changes_no_word(real: Daemon, undisturbed: Answer) -> None:
     answer = chat(real, QUESTION, kill=Daemon.kill_worker, kill_after=17)
@@ -253,6 +255,7 @@ def test_a_tool_that_it_may_call_is_called_and_its_result_is_told(real: Daemon) 
     assert "Rome" in told.text and "windy" in told.text
 
 
+@pytest.mark.slow(seconds=3)
 def test_ollama_shortens_a_long_conversation_unless_it_must_not(real: Daemon) -> None:
     turns = [{"role": role, "content": f"{SENTENCE} " * 7} for role in ("user", "assistant") * 4]
     messages = [*turns, {"role": "user", "content": "Is the sky blue? Say yes or no."}]

@@ -248,6 +248,7 @@ def poor(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
     stop_daemon(daemon)
 
 
+@pytest.mark.slow(seconds=5)
 def test_a_process_that_is_stopped_is_not_waited_for(poor: tuple[Daemon, Path]) -> None:
     daemon, _ = poor
     worker = daemon.worker_pid()
@@ -260,6 +261,7 @@ def test_a_process_that_is_stopped_is_not_waited_for(poor: tuple[Daemon, Path]) 
     assert heard.told_first["reason"] in ("local_late", "first_token"), "a busy machine predicts that it is slow"
 
 
+@pytest.mark.slow(seconds=3)
 def test_an_answer_goes_on_although_the_file_has_gone(poor: tuple[Daemon, Path], undisturbed: str) -> None:
     daemon, model = poor
     kill = killing(daemon)

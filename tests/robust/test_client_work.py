@@ -658,7 +658,6 @@ STORMS = frozenset(
         "echoes that are not read",
         "idle histories",
         "creates that wait on many sockets",
-        "references to copies",
     }
 )
 """The members that take seconds each."""

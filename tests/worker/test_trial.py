@@ -114,6 +114,7 @@ async def test_a_chat_template_that_cannot_be_tried(tmp_path: Path, monkeypatch:
         await pool.stop()
 
 
+@pytest.mark.slow(seconds=4)
 async def test_a_chat_template_that_is_ended_costs_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "{%- if messages[-1].content == 'work' -%}" + BUSY + "{%- endif -%}{{ messages[-1].content }}"
     monkeypatch.setattr(models, "CHAT_TEMPLATE", source)
