@@ -1,13 +1,15 @@
 """Print how large the program is, for the whole and by package: `python -m tests.size`. There is no limit in it.
 
 A numeric constant is a name in capitals that a module or a class binds to a number or to arithmetic of numbers. The
-words of docs/ are those that people write: generated reference pages are counted apart.
+words of docs/ are those that people write: what is made from the code is counted apart, reference pages and the tables
+that programs write into docs/figures.md.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from edgeagent.config_sources import declared_options
 
 ROOT = Path(__file__).resolve().parent.parent
 _MADE = "<!-- Made from the code"
+_MADE_PART = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -100,14 +103,13 @@ def size_of(files: Iterable[Path]) -> Size:
 
 
 def _num_words(pages: Iterable[Path]) -> tuple[int, int]:
-    """Return how many words of pages are written by people, and how many are made from the code."""
+    """Return how many words of pages are written by people, and how many are made by programs."""
     written = made = 0
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        if text.startswith(_MADE):
-            made += len(text.split())
-        else:
-            written += len(text.split())
+        own = "" if text.startswith(_MADE) else _MADE_PART.sub("", text)
+        written += len(own.split())
+        made += len(text.split()) - len(own.split())
     return written, made
 
 
@@ -128,7 +130,7 @@ def _report() -> Iterator[str]:
         )
     written, made = _num_words((ROOT / "docs").rglob("*.md"))
     num_readme = len((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
-    yield f"options {len(list(declared_options()))} · words of docs/ {written:,}, and {made:,} made from the code"
+    yield f"options {len(list(declared_options()))} · words of docs/ {written:,}, and {made:,} made by programs"
     num_tests = sum(file.read_bytes().count(b"\n") for file in (ROOT / "tests").rglob("*.py"))
     yield f"README.md {num_readme} lines · tests/ {num_tests:,}, {num_tests / sizes['edgeagent'].num_lines:.2f} x"
 
