@@ -19,7 +19,7 @@ def test_the_first_conversation_pays_nothing_for_its_instructions(tmp_path: Path
     config = tmp_path / "config.toml"
     config.write_text(f'[models."builtin"]\nprefixes = ["{prompt.as_posix()}"]\n')
     daemon = start_daemon(tmp_path / "state", "builtin", "--config", str(config))
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + patient(30)
     while "is ready:" not in daemon.log.read_text() and time.monotonic() < deadline_s:
         time.sleep(0.05)
     messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": "Set a timer."}]

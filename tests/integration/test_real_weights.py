@@ -36,7 +36,7 @@ QUESTION = "Why is the sky blue? Answer in three sentences."
 ANSWER_TOKENS = 60
 NUM_WORDS = 5
 MAX_JSON_TOKENS = 160
-PATIENCE_S = 60.0
+PATIENCE_S = patient(60.0)
 # Every word of a copy is much more likely than any other, so no difference between kernels changes it.
 SENTENCE = "The harbour master counted nineteen grey barges, four tugs and one very old paddle steamer."
 COPY = f"Repeat this text exactly, twice:\n{SENTENCE} {SENTENCE}"
