@@ -21,7 +21,7 @@ from edgeagent.cli import main
 from edgeagent.cli.commands import COMMANDS
 from edgeagent.config import EngineConfig, ServerConfig
 from edgeagent.config_sources import declared_options, load_config
-from edgeagent.engine.cache.block import BLOCK_BYTES, MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, MIN_PART
+from edgeagent.engine.cache.block import BLOCK_BYTES, MAX_BLOCK_TOKENS, MIN_BLOCK_TOKENS, MIN_CUT, MIN_PART
 from edgeagent.engine.scheduler import MIN_CHUNK, MIN_CHUNK_WITH_STREAMS, MIN_ROWS_WITH_STREAMS, MIN_SLOW_CHUNK
 from edgeagent.machine_policy import MachinePolicy, described, load_policy
 from edgeagent.metrics.exposition import Snapshot, exposition
@@ -311,6 +311,7 @@ NUMBERS = [
     ("architecture/cache.md", f"covers {MIN_BLOCK_TOKENS} to {MAX_BLOCK_TOKENS} consecutive tokens"),
     ("architecture/cache.md", f"that fits into {BLOCK_BYTES >> 20} MiB, but not fewer than {MIN_BLOCK_TOKENS} "),
     ("architecture/cache.md", f"may have as few as {MIN_PART}."),
+    ("architecture/cache.md", f"uses at least {MIN_CUT} tokens of it."),
     ("architecture/request.md", f"up to {AHEAD_TOKENS} tokens of the answer"),
     ("guides/voice-assistant.md", f"up to {AHEAD_TOKENS} tokens"),
     ("remote.md", f"rests for {OPEN_S:g} s after {'five' if MAX_FAILURES == 5 else MAX_FAILURES} failures in a row"),

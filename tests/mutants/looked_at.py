@@ -113,7 +113,7 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "edgeagent/engine/cache/radix_tree.py",
         "if place.start < depth < place.end:",
         "(place.start <= depth < place.end)",
-    ): "A block with none of the tokens is refused by those who ask: MIN_PART is the least.",
+    ): "A block with none of the tokens is refused by those who ask: MIN_CUT is the least.",
     (
         "edgeagent/engine/cache/disk/folder.py",
         "return Outcome.LOST",

@@ -38,10 +38,12 @@ MAX_BLOCK_TOKENS = 256
 """The most tokens that `choose_block_tokens` returns; a power of two."""
 BLOCK_BYTES = 4 << 20  # limit of a full block that has more than MIN_BLOCK_TOKENS tokens; docs/decisions.md, 6
 MIN_PART = 16
-"""The fewest tokens of a block without a recurrent state.
+"""The fewest tokens of a block without a recurrent state, and of a restore.
 
-Fewer are not worth a restore: they are computed along with the rest of the prompt.
+Fewer are not worth it: they are computed along with the rest of the prompt.
 """
+MIN_CUT = 4
+"""The fewest tokens that a restore takes of a block that is cut. The blocks before it are restored anyway."""
 
 
 def choose_block_tokens(token_bytes: float) -> int:

@@ -20,7 +20,7 @@ from enum import Enum
 from edgeagent.config import EngineConfig
 from edgeagent.engine.cache.block import (
     MAX_BLOCK_TOKENS,
-    MIN_PART,
+    MIN_CUT,
     Block,
     BlockDisk,
     BlockKey,
@@ -638,7 +638,7 @@ class BlockTable:
     def _part(self, walk: Walk, num_blocks: dict[int, int], end: int) -> BlockReference | None:
         """Return the block that follows a walk furthest, cut where it leaves the walk; None if there is none.
 
-        At least MIN_PART of its tokens must be on the walk, up to a position beyond `end`. It must begin at one of the
+        At least MIN_CUT of its tokens must be on the walk, up to a position beyond `end`. It must begin at one of the
         positions in `num_blocks`, which maps positions to the number of blocks before.
 
         Among blocks that reach equally far, prefer one in memory, then one with the fewest blocks before it, then the
@@ -649,7 +649,7 @@ class BlockTable:
         for place, depth in walk.across(end):
             if best is not None and depth < best.end:
                 break
-            if place.start not in num_blocks or depth - place.start < MIN_PART:
+            if place.start not in num_blocks or depth - place.start < MIN_CUT:
                 continue
             reference = self._reference(place, depth)
             rank = (reference.is_in_memory, -num_blocks[reference.start], -reference.length)

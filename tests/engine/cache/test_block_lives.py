@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgeagent.engine.cache.block import MIN_PART, Block, Dropped, Importance, Keyring, common_length
+from edgeagent.engine.cache.block import MIN_CUT, MIN_PART, Block, Dropped, Importance, Keyring, common_length
 from edgeagent.engine.cache.block_table import BlockTable
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.prefix_store import PrefixStore
@@ -130,7 +130,7 @@ class Lives(RuleBasedStateMachine):
         parts = [
             shared
             for prefix, start in mine
-            if start in reached and (shared := common_length(prefix, wanted)) - start >= MIN_PART
+            if start in reached and (shared := common_length(prefix, wanted)) - start >= MIN_CUT
         ]
         return max(reached | set(parts if self.can_cut else ()))
 
@@ -201,7 +201,7 @@ def test_a_prompt_that_leaves_another_anywhere_has_what_they_share(shared: int) 
     engine, _ = make_engine(below)
     other = 50 - prompt[shared]
     sequence = ask(engine, "edited", [*prompt[:shared], other if other != prompt[shared] else 1, 7, 7])
-    assert shared - MIN_PART < sequence.num_cached <= shared
+    assert shared - MIN_CUT < sequence.num_cached <= shared
     assert sequence.num_restored == {"disk": sequence.num_cached}
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache.block import MIN_PART, Block, BlockDisk, BlockKey, CachePriority, Importance, Keyring
+from edgeagent.engine.cache.block import MIN_CUT, Block, BlockDisk, BlockKey, CachePriority, Importance, Keyring
 from edgeagent.engine.cache.block_table import BlockTable, NextBlocks, make_table
 from edgeagent.engine.cache.cached_prefix import BlockReference, CachedPrefix, CellPrefix
 from edgeagent.engine.cache.prefix_store import PrefixStore
@@ -92,10 +92,10 @@ def test_of_chains_that_end_together_the_one_of_the_fewest_blocks_is_found(longe
 
 
 @pytest.mark.parametrize("num_before", [0, 32])
-@pytest.mark.parametrize("shared", [MIN_PART - 1, MIN_PART])
+@pytest.mark.parametrize("shared", [MIN_CUT - 1, MIN_CUT])
 def test_a_part_that_is_worth_restoring_is_found(num_before: int, shared: int) -> None:
     references = find(make_cache(None), TOKENS[: num_before + shared] + array("i", [99]) * 32)
-    whole, part = [32] * (num_before // 32), [shared] if shared >= MIN_PART else []
+    whole, part = [32] * (num_before // 32), [shared] if shared >= MIN_CUT else []
     assert [reference.num_tokens for reference in references] == whole + part
 
 
