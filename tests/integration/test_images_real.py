@@ -110,6 +110,10 @@ def shown_in_realtime(openai: OpenAI) -> str:
     content: Any = [image, {"type": "input_text", "text": QUESTION}]
     with openai.realtime.connect(model=MODEL) as connection:
         connection.session.update(session=session)
+        damaged: Any = {"type": "input_image", "image_url": data_url(PHOTO[:60])}
+        connection.conversation.item.create(item={"type": "message", "role": "user", "content": [damaged]})
+        error: Any = next(event for event in connection if event.type not in ("session.created", "session.updated"))
+        assert error.type == "error" and "damaged" in error.error.message
         connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})
         connection.response.create(response={"max_output_tokens": 16})
         for event in connection:

@@ -10,6 +10,7 @@ from fastapi import WebSocket
 from edgeagent.api.context import context_of
 from edgeagent.api.realtime.body import (
     ClientEvent,
+    ItemCreate,
     RealtimeResponseCancel,
     RealtimeResponseCreate,
     Received,
@@ -17,12 +18,16 @@ from edgeagent.api.realtime.body import (
     read_event,
 )
 from edgeagent.api.realtime.session import RealtimeSession
+from edgeagent.api.responses.items import to_items
 from edgeagent.api.responses.socket.connection import Connection
 from edgeagent.api.responses.socket.session import Action, Session
 from edgeagent.api.wire.body import read_with_images, run_inline_or_in_thread, warnings_for
 from edgeagent.api.wire.route import Routes
+from edgeagent.conversation.items import MessageItem, media_of, to_messages
 from edgeagent.credentials.keys import Scope
-from edgeagent.errors import EdgeAgentError
+from edgeagent.errors import EdgeAgentError, InvalidRequest
+from edgeagent.media_files import with_notes
+from edgeagent.types import ChatPrompt, RenderPrompt
 
 routes = Routes()
 
@@ -58,7 +63,9 @@ class RealtimeConnection(Connection):
     async def _receive(self, text: str) -> list[Action]:
         """Return the actions that answer a frame. No image is fetched for an event that is refused."""
         read = partial(read_event, text, is_local=self._realtime.is_local)
-        received = await read_with_images(self._websocket, len(text), read, why_kept=self._why_kept_event)
+        files = self._files.by_name
+        received = await read_with_images(self._websocket, len(text), read, files, self._why_kept_event)
+        received = await self._refused_if_damaged(received)
         if not isinstance(received.event, RealtimeResponseCancel):
             await self._outbox.wait_for_room()  # what is sent may come back
         if received.warning is not None:
@@ -66,6 +73,30 @@ class RealtimeConnection(Connection):
         num_bytes = self._realtime.num_bytes_to_prepare(received, len(text))
         prepared = await run_inline_or_in_thread(num_bytes, partial(self._realtime.prepare, received))
         return self._realtime.receive(prepared)
+
+    async def _refused_if_damaged(self, received: Received) -> Received:
+        """Return an event, or its refusal if it adds an image or a sound that the session's model finds damaged.
+
+        Such an item would fail all later answers. Any other reason why it cannot be shown concerns the answers.
+        """
+        items = to_items([received.event.item]) if isinstance(received.event, ItemCreate) else ()
+        if not any(isinstance(item, MessageItem) and item.media for item in items):
+            return received
+        shown = ChatPrompt(to_messages(None, items), media=media_of(items))
+        refusal = await self._why_refused(shown)
+        # The template may refuse a message alone.
+        if refusal is None or await self._why_refused(with_notes(shown, lambda *_: "[file]")) is not None:
+            return received
+        message = f"item: {refusal.message}; send another file"
+        return replace(received, event=InvalidRequest(message, param="item"))
+
+    async def _why_refused(self, prompt: ChatPrompt) -> InvalidRequest | None:
+        """Return why a prompt is wrong for the session's model, whatever that supports; None if that is unknown."""
+        try:
+            await self._service.models.ask(self._realtime.model, RenderPrompt(prompt))
+        except EdgeAgentError as error:
+            return error if type(error) is InvalidRequest else None
+        return None
 
     async def _why_kept_event(self, received: Received) -> str | Received:
         try:

@@ -108,6 +108,11 @@ class RealtimeSession:
         """About the memory of the conversation."""
         return self._conversation.num_bytes
 
+    @property
+    def model(self) -> str:
+        """The model of the settings or of the URL, or else the default one; raise EdgeAgentError if there is none."""
+        return self._settings.get("model") or self.session.default_model or self.session.service.models.default()
+
     def forget(self) -> None:
         """Free the conversation at the end of its connection, whose objects refer to each other."""
         self._conversation.clear()
@@ -340,10 +345,9 @@ class RealtimeSession:
         return Send(self._numbered({"type": kind, **fields}), num_bytes=num_bytes)
 
     def _settings_event(self, kind: str, session: RealtimeSettings) -> Send:
-        model = self._settings.get("model") or self.session.default_model
-        if model is None:
-            with suppress(EdgeAgentError):  # a response will be refused with the reason
-                model = self.session.service.models.default()
+        model = None
+        with suppress(EdgeAgentError):  # a response will be refused with the reason
+            model = self.model
         return self._event(kind, len(to_json(session)), session={**session, "model": model})
 
     def _numbered(self, event: Json) -> Json:

@@ -16,7 +16,7 @@ MAX_ADDRESSES = 16
 NOT_FETCHED = "is an address, and the owner allows no host to fetch images from (server.image_hosts)"
 HASH = "sha256:"
 """The beginning of the name of a file that was sent in a binary frame. The hash follows in hexadecimal digits."""
-_NO_FILE = "names a file that is not here (any more): send it in a binary frame of the same WebSocket"
+NO_FILE = "names a file that is not here (any more): send it in a binary frame of the same WebSocket"
 LOCAL_ONLY = "is an address, and the request must not leave this machine (local_only)"
 
 
@@ -44,7 +44,7 @@ class Addresses:
         if (found := self.files.get(url)) is not None:
             return found
         if url.startswith(HASH):
-            return _NO_FILE
+            return NO_FILE
         if why := self._why_kept or self._why_not(url):
             return why
         if url not in self.wanted:

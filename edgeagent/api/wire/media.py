@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
-from edgeagent.api.wire.addresses import ADDRESSES, HASH, NOT_FETCHED, is_address, is_readable
+from edgeagent.api.wire.addresses import ADDRESSES, HASH, NO_FILE, NOT_FETCHED, is_address, is_readable
 from edgeagent.api.wire.body import NOT_SUPPORTED
 from edgeagent.errors import InvalidRequest, PayloadTooLarge
 from edgeagent.media_files import from_base64, medium
@@ -97,7 +97,8 @@ def of_url(url: str, kinds: Container[str] = ("image",)) -> Media:
 
 def _of_address(kind: MediaKind, url: str) -> Media:
     addresses = ADDRESSES.get()
-    found = NOT_FETCHED if addresses is None else addresses.find(url)
+    why_none = NO_FILE if url.startswith(HASH) else NOT_FETCHED
+    found = why_none if addresses is None else addresses.find(url)
     if isinstance(found, str):
         raise PydanticCustomError(NOT_SUPPORTED, "{why}; " + _SEND, {"why": found})
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -16,13 +17,17 @@ from edgeagent.api.realtime.body import Received
 from edgeagent.api.realtime.session import RealtimeSession
 from edgeagent.api.responses.socket.outbox import Close, Outbox, Send
 from edgeagent.api.wire.shape import Json
+from edgeagent.errors import InvalidRequest
 from edgeagent.types import (
     ChatPrompt,
     Delta,
     FinishReason,
     GenerateRequest,
+    QueryAnswer,
+    RenderPrompt,
     Started,
     TextDelta,
+    TextQuery,
     ToolCallDelta,
     ToolCallStarted,
 )
@@ -30,6 +35,7 @@ from tests.api.realtime.realtime_client import check_event, kinds, message
 from tests.api.serving import serve
 from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import running
+from tests.media import BLUE, RED, data_url, media
 from tests.patience import patient
 
 
@@ -171,6 +177,54 @@ async def test_bytes_are_refused(address: str) -> None:
         with pytest.raises(ConnectionClosed):
             await receive(socket)
         assert socket.close_code == 1003
+
+
+async def test_an_item_names_the_file_of_a_binary_frame(address: str, backend: FakeBackend) -> None:
+    name = f"sha256:{hashlib.sha256(RED).hexdigest()}"
+    async with connect(address) as socket:
+        await socket.send(RED)
+        await send(socket, "conversation.item.create", item=showing(name, "What is this?"))
+        await until(socket, "conversation.item.done")
+        await send(socket, "conversation.item.create", item=showing(f"sha256:{'0' * 64}"))
+        (*_, refused) = await until(socket, "error")
+        assert "names a file that is not here" in refused["error"]["message"]
+        await send(socket, "response.create")
+        await until(socket, "response.done")
+    prompt = backend.requests[-1].prompt
+    assert isinstance(prompt, ChatPrompt) and prompt.media == (media(RED),)
+
+
+class ReadingBackend(FakeBackend):
+    """Finds BLUE damaged, and refuses all messages with the text "alone"."""
+
+    async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
+        answer = await super().ask(name, query)
+        if isinstance(query, RenderPrompt):
+            if media(BLUE) in query.prompt.media and any(message.media for message in query.prompt.messages):
+                raise InvalidRequest("an image cannot be read: it is damaged", param="input")
+            if any("alone" in message.content for message in query.prompt.messages):
+                raise InvalidRequest("the template refuses this")
+        return answer
+
+
+async def test_an_item_with_a_damaged_image_is_refused() -> None:
+    async with serve(ReadingBackend()) as address, connect(f"ws://{address}/v1/realtime") as socket:
+        damaged = showing(data_url(BLUE), "And this?")
+        await send(socket, "conversation.item.create", event_id="e1", item={"id": "whole", **showing(data_url(RED))})
+        await send(socket, "conversation.item.create", event_id="e2", item={"id": "damaged", **damaged})
+        error = (await until(socket, "error"))[-1]["error"]
+        assert (error["event_id"], error["param"], error["code"]) == ("e2", "item", "invalid_value")
+        assert "it is damaged" in error["message"]
+        await send(socket, "conversation.item.retrieve", item_id="damaged")
+        await until(socket, "error")
+        # Here it cannot be known what is wrong.
+        await send(socket, "conversation.item.create", item=showing(data_url(BLUE), "alone"))
+        await until(socket, "conversation.item.done")
+
+
+def showing(url: str, *texts: str) -> Json:
+    content = [{"type": "input_image", "image_url": url}, *({"type": "input_text", "text": text} for text in texts)]
+    return {"type": "message", "role": "user", "content": content}
 
 
 async def test_large_settings_are_read_beside_the_event_loop(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
