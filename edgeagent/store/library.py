@@ -414,7 +414,10 @@ class Library:
         files = self._cache.files(name.repo)
         models = variants(files)
         if not models:
-            raise ModelNotFound(f"{wanted} is not on this machine: run `edgeagent pull {wanted}`", param="model")
+            is_path = name.file is not None and wanted == str(name)
+            place = "a file in the current folder, nor one of a repository " if is_path else ""
+            message = f"{wanted} is not {place}on this machine: run `edgeagent pull {wanted}`"
+            raise ModelNotFound(message, param="model")
         try:
             model = choose(models, name, "on this machine")
         except ModelNotFound as error:

@@ -61,6 +61,9 @@ def test_what_is_not_here_names_the_command(library: Library, store: StoreConfig
     for name in (REPO, f"{REPO}:Q4_0", f"{REPO}/m.gguf", "qwen2.5-0.5b"):
         with pytest.raises(ModelNotFound, match=f"run `edgeagent pull {name}`"):
             library.resolve(name)
+    no_path = "models/m/none.gguf is not a file in the current folder, nor one of a repository on this machine: run"
+    with pytest.raises(ModelNotFound, match=no_path):
+        library.resolve("models/m/none.gguf")
     put(store, "m-Q8_0.gguf", small_model())
     with pytest.raises(ModelNotFound, match=f"it has {REPO}:Q8_0; run `edgeagent pull {REPO}:Q4_0`"):
         library.resolve(f"{REPO}:Q4_0")

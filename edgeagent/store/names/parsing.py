@@ -201,7 +201,9 @@ def _repo_name(name: str) -> HubName:
 def _file_name(name: str) -> HubName:
     org, repo, file = name.split("/", 2)
     if not is_repo_name(f"{org}/{repo}") or not is_file_name(file) or not file.lower().endswith(".gguf"):
-        raise _invalid(name, "a file of a repository is org/repo/file.gguf")
+        raise _invalid(
+            name, "there is no such file in the current folder, and one of a repository is org/repo/file.gguf"
+        )
     return HubName(f"{org}/{repo}", file=file)
 
 
