@@ -192,15 +192,20 @@ def _has_libmtmd() -> bool:
 NEEDS_LIBMTMD = pytest.mark.skipif(not _has_libmtmd(), reason="this build of llama.cpp has no libmtmd; run make setup")
 
 
-def gif() -> bytes:
-    """Return a GIF of 20 × 10 pixels with two frames of one colour, whose codes are cleared before each pixel."""
-    bits, count = 0, 0
-    for code in [4, 0] * 200 + [5]:
-        bits |= code << count
-        count += 3
-    codes = bits.to_bytes((count + 7) // 8, "little")
-    image = b"\x2c" + struct.pack("<HHHHB", 0, 0, 20, 10, 0) + b"\x02" + bytes([len(codes)]) + codes + b"\0"
-    return b"GIF89a" + struct.pack("<HHBBB", 20, 10, 0x91, 0, 0) + bytes(range(12)) + image * 2 + b"\x3b"
+def gif(*colours: int) -> bytes:
+    """Return a GIF of 20 × 10 pixels with a frame of each colour, 0 to 3; by default two of colour 0.
+
+    The codes are cleared before each pixel.
+    """
+    file = b"GIF89a" + struct.pack("<HHBBB", 20, 10, 0x91, 0, 0) + bytes(range(0, 240, 20))
+    for colour in colours or (0, 0):
+        bits, count = 0, 0
+        for code in [4, colour] * 200 + [5]:
+            bits |= code << count
+            count += 3
+        codes = bits.to_bytes((count + 7) // 8, "little")
+        file += b"\x2c" + struct.pack("<HHHHB", 0, 0, 20, 10, 0) + b"\x02" + bytes([len(codes)]) + codes + b"\0"
+    return file + b"\x3b"
 
 
 def jpeg() -> bytes:

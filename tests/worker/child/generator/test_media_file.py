@@ -33,7 +33,7 @@ from edgeagent.worker.child.generator.media_file import MAX_PIXELS, check_medium
 from tests.media_corpus import bmp, by_rule, exif, mutated, webp_by_rule, with_exif
 from tests.models import make_tiny_model
 from tests.peer.media_fuzz import OF_PYTHON, Decoders, real_files
-from tests.projectors import NEEDS_LIBMTMD, crc, flac, jpeg, make_projector, medium, mp3, png, wav
+from tests.projectors import NEEDS_LIBMTMD, crc, flac, gif, jpeg, make_projector, medium, mp3, png, wav
 
 FILES = by_rule()
 SOUNDS = {"wav": wav(seconds=0.1)}
@@ -268,6 +268,20 @@ def test_a_turned_photo_is_what_is_seen(tmp_path: Path) -> None:
     assert [part.num_tokens for part in projector.layout(lying) if isinstance(part, MediaChunk)] == [
         part.num_tokens for part in projector.layout(webp(turned(pixels, 6), 1)) if isinstance(part, MediaChunk)
     ]
+
+
+@NEEDS_LIBMTMD
+def test_of_an_animation_the_first_picture_is_seen(tmp_path: Path) -> None:
+    model = Model(make_tiny_model(tmp_path / "m.gguf", MemoryKind.FULL_ATTENTION), EngineConfig())
+    projector = Projector(make_projector(tmp_path / "see.gguf", "lfm2"), model, num_threads=1)
+    seen: list[bytes] = []
+    for colours in ((0, 1), (0,), (1, 0)):
+        opened = projector.open(gif(*colours))
+        rows = opened.encode(0)
+        opened.close()
+        assert rows is not None
+        seen.append(rows.tobytes())
+    assert seen[0] == seen[1] != seen[2]
 
 
 @NEEDS_LIBMTMD
