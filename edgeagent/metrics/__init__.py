@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -89,216 +90,193 @@ REGISTRY = CollectorRegistry()
 # Memory, descriptors and CPU time of the daemon itself, on systems that report them (Linux).
 ProcessCollector(registry=REGISTRY)
 
+_counter, _gauge = partial(Counter, registry=REGISTRY), partial(Gauge, registry=REGISTRY)
+_histogram, _fast_histogram = partial(Histogram, registry=REGISTRY), partial(FastHistogram, registry=REGISTRY)
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAP_SECONDS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 _LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
-requests_total = Counter(
+requests_total = _counter(
     "edgeagent_requests_total",
     "Requests of clients, by route and outcome: an HTTP status, or how a response on a WebSocket or Wyoming ended.",
     ["route", "method", "outcome"],
-    registry=REGISTRY,
 )
-refused_total = Counter(
+refused_total = _counter(
     "edgeagent_refused_total",
     "Requests refused by a check (connections, Host, Origin, token), a queue or a model, by error code; "
     "wrong bodies count among the requests, by their status.",
     ["reason"],
-    registry=REGISTRY,
 )
-generations_total = Counter(
+generations_total = _counter(
     "edgeagent_generations_total",
     "Generations that ended, by their finish reason or error code; abandoned: the client left.",
     ["model", "end"],
-    registry=REGISTRY,
 )
-live_requests = Gauge(
+live_requests = _gauge(
     "edgeagent_live_requests",
     "Generations that are waiting or running.",
     ["model", "state"],
-    registry=REGISTRY,
 )
 # Where an answer ran is where it began: a stream that moves keeps its series.
 _OF_AN_ANSWER = ("model", "tier", "served_by")
-first_token_seconds = FastHistogram(
+first_token_seconds = _fast_histogram(
     "edgeagent_first_token_seconds",
     "Time from a request's acceptance to its first output (TTFT).",
     _OF_AN_ANSWER,
     bounds=_SECONDS,
-    registry=REGISTRY,
 )
-usable_seconds = FastHistogram(
+usable_seconds = _fast_histogram(
     "edgeagent_usable_seconds",
     "Time from a request's acceptance to the first whole sentence of its answer, or its first whole tool call (TTUA).",
     _OF_AN_ANSWER,
     bounds=_SECONDS,
-    registry=REGISTRY,
 )
-inter_token_seconds = FastHistogram(
+inter_token_seconds = _fast_histogram(
     "edgeagent_inter_token_seconds",
     "Time from one output of a stream to the next (ITL). An output may have several tokens.",
     _OF_AN_ANSWER,
     bounds=_GAP_SECONDS,
-    registry=REGISTRY,
 )
-generation_seconds = FastHistogram(
+generation_seconds = _fast_histogram(
     "edgeagent_generation_seconds",
     "Time from a request's acceptance to its end.",
     _OF_AN_ANSWER,
     bounds=_SECONDS,
-    registry=REGISTRY,
 )
-stage_seconds = FastHistogram(
+stage_seconds = _fast_histogram(
     "edgeagent_stage_seconds",
     "Time of each stage of a finished generation. The stage queue is the wait for a free sequence.",
     ("stage", "tier", "served_by"),
     bounds=_SECONDS,
-    registry=REGISTRY,
 )
-answers_total = Counter(
+answers_total = _counter(
     "edgeagent_answers_total",
     "Answers that have ended, by whether they kept their latency target: met, the stage that broke it, or failed. "
     "Requests that were refused, or cancelled before their first token was due, are not counted.",
     [*_OF_AN_ANSWER, "outcome"],
-    registry=REGISTRY,
 )
-prefill_tokens_total = Counter(
-    "edgeagent_prefill_tokens_total", "Prompt tokens that were computed.", ["model"], registry=REGISTRY
+prefill_tokens_total = _counter(
+    "edgeagent_prefill_tokens_total",
+    "Prompt tokens that were computed.",
+    ["model"],
 )
-prefix_cache_hit_tokens_total = Counter(
+prefix_cache_hit_tokens_total = _counter(
     "edgeagent_prefix_cache_hit_tokens_total",
     "Prompt tokens that were found in the prefix cache.",
     ["model"],
-    registry=REGISTRY,
 )
-shifted_tokens_total = Counter(
+shifted_tokens_total = _counter(
     "edgeagent_shifted_tokens_total",
     "Prompt tokens that were used at other positions than those at which they were computed (--cache-shift).",
     ["model"],
-    registry=REGISTRY,
 )
-recomputed_tokens_total = Counter(
+recomputed_tokens_total = _counter(
     "edgeagent_recomputed_tokens_total",
     "Prompt tokens that an earlier prompt of the client also has, and that were computed since the prompts differ "
     "before them, by the part that differs: instructions, messages.",
     ["model", "part"],
-    registry=REGISTRY,
 )
-decode_tokens_total = Counter("edgeagent_decode_tokens_total", "Generated tokens.", ["model"], registry=REGISTRY)
-answer_cache_total = Counter(
+decode_tokens_total = _counter("edgeagent_decode_tokens_total", "Generated tokens.", ["model"])
+answer_cache_total = _counter(
     "edgeagent_answer_cache_total",
     "Requests that may use the answer cache, by outcome. exact: a kept answer was given; similar: one to a similar "
     "question; joined: an equal request was running; miss: a model answered; slow: too, since the store did not answer "
     "in time. And checks of answers from similarity. checked: it was right; wrong: it was not.",
     ["outcome"],
-    registry=REGISTRY,
 )
-answer_similar_refused_total = Counter(
+answer_similar_refused_total = _counter(
     "edgeagent_answer_similar_refused_total",
     "Questions that a rule kept from the answer to a similar one, by rule.",
     ["rule"],
-    registry=REGISTRY,
 )
-answer_lookup_seconds = Histogram(
+answer_lookup_seconds = _histogram(
     "edgeagent_answer_lookup_seconds",
     "What a look-up of similar questions takes. embedding: until the question's vector is there; search: from then "
     "until it is known which kept question is near, and whether its answer may be given.",
     ["part"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    registry=REGISTRY,
 )
-answer_similar_error = Gauge(
+answer_similar_error = _gauge(
     "edgeagent_answer_similar_error",
     "The share of wrong ones among answers from similarity. bound: the largest that the owner allows; expected: of "
     "those that this daemon gave since its start; measured: what checks found.",
     ["kind"],
-    registry=REGISTRY,
 )
-answer_similar_off = Gauge(
+answer_similar_off = _gauge(
     "edgeagent_answer_similar_off",
     "Whether no answer is given from similarity, since checks contradict the bound.",
-    registry=REGISTRY,
 )
-answer_cache_entries = Gauge("edgeagent_answer_cache_entries", "Answers that are kept.", registry=REGISTRY)
-answer_cache_bytes = Gauge("edgeagent_answer_cache_bytes", "Space that kept answers take.", registry=REGISTRY)
-draft_tokens_total = Counter(
+answer_cache_entries = _gauge("edgeagent_answer_cache_entries", "Answers that are kept.")
+answer_cache_bytes = _gauge("edgeagent_answer_cache_bytes", "Space that kept answers take.")
+draft_tokens_total = _counter(
     "edgeagent_draft_tokens_total",
     "Draft tokens, by whether the target accepted them.",
     ["accepted"],
-    registry=REGISTRY,
 )
-open_websockets = Gauge("edgeagent_open_websockets", "WebSockets that are open.", registry=REGISTRY)
-slow_clients_cut_total = Counter(
+open_websockets = _gauge("edgeagent_open_websockets", "WebSockets that are open.")
+slow_clients_cut_total = _counter(
     "edgeagent_slow_clients_cut_total",
     "Connections that were cut because their clients did not read, by transport.",
     ["transport"],
-    registry=REGISTRY,
 )
 # Create both series at the start, with 0. If a cut created its series, a rate would not show that cut.
 for _transport in ("http", "websocket"):
     slow_clients_cut_total.labels(_transport)
-loop_lag_seconds = FastHistogram(
+loop_lag_seconds = _fast_histogram(
     "edgeagent_loop_lag_seconds",
     "How late the daemon's event loop ran a timer, once a second.",
     bounds=_LAG_SECONDS,
-    registry=REGISTRY,
 )
-placement_seconds = Histogram(
+placement_seconds = _histogram(
     "edgeagent_placement_seconds",
     "Time to decide where a request runs.",
     buckets=(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05),
-    registry=REGISTRY,
 )
-placements_total = Counter(
+placements_total = _counter(
     "edgeagent_placements_total",
     "Answers that have begun, by place and reason.",
     ["served_by", "reason"],
-    registry=REGISTRY,
 )
-handovers_total = Counter(
+handovers_total = _counter(
     "edgeagent_handovers_total",
     "Answers that continued at another place or in a new worker, by cause.",
     ["source", "target", "reason"],
-    registry=REGISTRY,
 )
-prediction_error_seconds = Histogram(
+prediction_error_seconds = _histogram(
     "edgeagent_first_token_prediction_error_seconds",
     "How far the predicted time to the first token was off.",
     ["served_by"],
     buckets=_SECONDS,
-    registry=REGISTRY,
 )
-remote_requests_total = Counter(
+remote_requests_total = _counter(
     "edgeagent_remote_requests_total",
     "Attempts at a remote that have ended, by outcome: completed, cancelled, or the failure.",
     ["remote", "outcome"],
-    registry=REGISTRY,
 )
-remote_sent_bytes_total = Counter(
-    "edgeagent_remote_sent_bytes_total", "Bodies of requests that left this machine.", ["remote"], registry=REGISTRY
+remote_sent_bytes_total = _counter(
+    "edgeagent_remote_sent_bytes_total",
+    "Bodies of requests that left this machine.",
+    ["remote"],
 )
-remote_tokens_total = Counter(
+remote_tokens_total = _counter(
     "edgeagent_remote_tokens_total",
     "Tokens that remotes have counted, by kind: prompt, output.",
     ["remote", "kind"],
-    registry=REGISTRY,
 )
-remote_money_total = Counter(
+remote_money_total = _counter(
     "edgeagent_remote_money_total",
     "Money spent at remotes, computed with the owner's prices, in the owner's currency.",
     ["remote"],
-    registry=REGISTRY,
 )
-remote_stage_seconds = Histogram(
+remote_stage_seconds = _histogram(
     "edgeagent_remote_stage_seconds",
     "Time of each stage of reaching a remote: name, connect and tls of each new connection, and first_byte from the "
     "sending of a request to the head of its answer.",
     ["remote", "stage"],
     buckets=_SECONDS,
-    registry=REGISTRY,
 )
-log_lines_dropped_total = Counter(
+log_lines_dropped_total = _counter(
     "edgeagent_log_lines_dropped_total",
     "Lines of output that were dropped because the output was not read.",
-    registry=REGISTRY,
 )
