@@ -48,21 +48,7 @@ class Kind(StrEnum):
 
 
 WAS_NOT_SENT = frozenset({Kind.UNREACHABLE, Kind.UNTRUSTED})
-MAY_GO_ELSEWHERE = frozenset(
-    {
-        Kind.UNREACHABLE,
-        Kind.UNTRUSTED,
-        Kind.TIMEOUT,
-        Kind.CUT,
-        Kind.GARBLED,
-        Kind.SERVER_ERROR,
-        Kind.OVERLOADED,
-        Kind.LATE,
-        Kind.REDIRECT,
-        Kind.WRONG_MODEL,
-        Kind.REPEATED,
-    }
-)
+MAY_GO_ELSEWHERE = frozenset(Kind) - {Kind.REFUSED_KEY, Kind.REJECTED, Kind.NO_MODEL}
 COUNT_AGAINST_HEALTH = MAY_GO_ELSEWHERE - {Kind.OVERLOADED, Kind.LATE, Kind.WRONG_MODEL, Kind.REPEATED}
 
 
