@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -82,6 +83,23 @@ def file_stamp(path: Path) -> object:
         return None
     # ctime changes with the owner and the mode, and with content that was written in place.
     return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size, status.st_mode, status.st_uid
+
+
+def until_changed(read: Callable[[Path], T]) -> Callable[[Path], T]:
+    """Make a function of a file return what it has returned before, until the file or the target of a link changes.
+
+    What it returned for the 256 files that were asked for last is kept. An error is not.
+    """
+
+    @lru_cache(maxsize=256)
+    def read_at(path: Path, _stamp: object) -> T:
+        return read(path)
+
+    @wraps(read)
+    def current(path: Path) -> T:
+        return read_at(path, file_stamp(path.resolve()))
+
+    return current
 
 
 def _folder_stamp(folder: Path) -> object:

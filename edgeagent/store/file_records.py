@@ -8,30 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-from edgeagent.errors import StoreError
-from edgeagent.state_files import file_stamp
+from edgeagent.errors import ConfigError, StoreError
+from edgeagent.runtime_file import write_private
+from edgeagent.state_files import until_changed
 from edgeagent.store.names.own import NAMES_FILE
 
 # A file up to this size is read to compute its sha256, which takes about 40 ms.
 _SMALL_BYTES = 64 << 20
 
 
+@until_changed
 def sha256_of(path: Path) -> str:
     """Return a file's sha256. This process reads the file again only after it has changed.
 
     Raise StoreError if the file cannot be read.
     """
-    path = path.resolve()
-    return _sha256_at(path, file_stamp(path))
+    return file_sha256(path)
 
 
 def known_sha256(path: Path, verified: VerifiedFiles) -> str:
@@ -46,11 +45,6 @@ def known_sha256(path: Path, verified: VerifiedFiles) -> str:
         return sha256_of(path) if path.stat().st_size <= _SMALL_BYTES else ""
     except (OSError, StoreError):
         return ""
-
-
-@lru_cache(maxsize=256)
-def _sha256_at(path: Path, _stamp: object) -> str:
-    return file_sha256(path)
 
 
 def lend_records(owner: Path, borrower: Path) -> None:
@@ -121,12 +115,10 @@ class VerifiedFiles:
         files = {known: noted for known, noted in self._load().items() if Path(known).exists()}
         files[key] = stamp
         content = {known: [noted.size, noted.mtime_ns, noted.inode, noted.sha256] for known, noted in files.items()}
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         # Without a writable state folder nothing is recorded, and files are read again. That is slower, not less safe.
-        with suppress(OSError):
+        with suppress(OSError, ConfigError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(content), "utf-8")
-            temporary.replace(self._path)
+            write_private(self._path, json.dumps(content).encode())
 
     def _load(self) -> dict[str, _Stamp]:
         try:

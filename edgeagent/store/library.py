@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 from edgeagent.config import Config, StoreConfig
 from edgeagent.errors import EdgeAgentError, InvalidRequest, ModelDamaged, ModelNotFound, StoreError
+from edgeagent.state_files import until_changed
 from edgeagent.store.file_records import VerifiedFiles
 from edgeagent.store.gguf.header import ADAPTER, GgufHeader, read_header, validate_model
 from edgeagent.store.hub.cache import HubCache, named_sha256
@@ -458,19 +459,11 @@ def _local(path: Path) -> Found:
     return Found(split_stem(path.name), paths)
 
 
+@until_changed
 def current_header(path: Path) -> GgufHeader:
     """Return a model's header. It is cached until the file changes, because reading a large vocabulary takes 0.2 s.
 
     If `path` is the first part of a split model, the header covers all parts. Raise ModelNotFound or ModelLoadFailed.
     """
-    try:
-        stamp = path.stat()
-    except OSError:
-        return read_header(path)
-    return _header_at(path, stamp.st_size, stamp.st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _header_at(path: Path, _size: int, _mtime_ns: int) -> GgufHeader:
     header = read_header(path)
     return header if header.split is None or header.split.count <= 1 else validate_model(path)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from edgeagent.errors import EdgeAgentError, ModelDamaged
+from edgeagent.state_files import until_changed
 from edgeagent.store.gguf.header import read_facts
-from edgeagent.store.gguf.tables import Metadata
 from edgeagent.types import MediaKind
 
 _NAME = re.compile(r"mmproj", re.IGNORECASE)
@@ -114,11 +113,4 @@ def memory_bytes(projector: Path) -> int:
     )
 
 
-def _facts_of(projector: Path) -> Metadata:
-    stamp = projector.stat()
-    return _facts_at(projector, stamp.st_size, stamp.st_mtime_ns)
-
-
-@lru_cache(maxsize=64)
-def _facts_at(projector: Path, _size: int, _mtime_ns: int) -> Metadata:
-    return read_facts(projector)
+_facts_of = until_changed(read_facts)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgeagent.errors import ConfigError, StoreError
 from edgeagent.runtime_file import read_private, write_private
-from edgeagent.state_files import changing
+from edgeagent.state_files import changing, file_stamp
 
 NAMES_FILE = "models.json"
 _LOCK_FILE = "models.lock"
@@ -75,13 +75,9 @@ class OwnNamesFile:
                 param="model",
             ) from None
 
-    def stamp(self) -> tuple[int, int, int] | None:
+    def stamp(self) -> object:
         """Return a value that differs after every change of the file; None if there is no file."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_size, status.st_mtime_ns
+        return file_stamp(self._path)
 
     def change(self, change: Callable[[OwnNames], OwnNames]) -> OwnNames:
         """Replace the names with `change(names)`, and return the new names.
