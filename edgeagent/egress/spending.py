@@ -83,10 +83,6 @@ class Spending:
         """Return what a client has spent at a remote, or at all remotes together if `remote` is ALL."""
         return self._by_client.get((remote, client)) or Spent()
 
-    def clients(self, remote: str) -> list[str]:
-        """Return the names of the clients that have used a remote on this day, sorted."""
-        return sorted(client for name, client in self._by_client if name == remote)
-
     def carried(self) -> list[Carried]:
         """Return the sums as lines, without requests that have not ended. Do not call `add` afterwards."""
         for row in list(self._open):
