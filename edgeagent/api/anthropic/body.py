@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Annotated, Any, Literal, NotRequired, final
 
-from pydantic import BeforeValidator, Field, PlainValidator, Tag, TypeAdapter
+from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter
 from pydantic_core import PydanticCustomError
 
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
@@ -23,6 +23,7 @@ from edgeagent.api.wire.fields import (
     MAX_INT32,
     MAX_MESSAGES,
     Arguments,
+    By,
     Count,
     EdgeagentBody,
     Effort,
@@ -36,13 +37,13 @@ from edgeagent.api.wire.fields import (
     Schema,
     Stops,
     TemplateKwargs,
-    discriminated_by,
     earlier_as_notes,
     earlier_notices,
     left_out,
     template_kwargs,
     tool_choice_of,
     tools_of,
+    values_of,
     with_adapter,
 )
 from edgeagent.api.wire.latency import asked_latency, with_own_fields
@@ -158,23 +159,10 @@ def _as_blocks(content: object) -> object:
     return content
 
 
-_USER_TAGS = {"text": "#text", "image": "#image", "tool_result": "#result"}
-_ANSWER_TAGS = {"text": "#text", "tool_use": "#call", "thinking": "#thinking", "redacted_thinking": "#redacted"}
+UserBlock = Annotated[TextBlock | ImageBlock | ToolResultBlock, By("type")]
+AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, By("type")]
 # The model itself says no images. An image that its message does not hold cannot be read; see `earlier_as_notes`.
-_BLOCK_TAGS = {kind: tag for kind, tag in (_USER_TAGS | _ANSWER_TAGS).items() if kind != "image"}
-UserBlock = Annotated[
-    Annotated[TextBlock, Tag("#text")]
-    | Annotated[ImageBlock, Tag("#image")]
-    | Annotated[ToolResultBlock, Tag("#result")],
-    discriminated_by("type", _USER_TAGS),
-]
-AssistantBlock = Annotated[
-    Annotated[TextBlock, Tag("#text")]
-    | Annotated[ThinkingBlock, Tag("#thinking")]
-    | Annotated[RedactedThinkingBlock, Tag("#redacted")]
-    | Annotated[ToolUseBlock, Tag("#call")],
-    discriminated_by("type", _ANSWER_TAGS),
-]
+_BLOCK_KINDS = (values_of(UserBlock, "type") | values_of(AssistantBlock, "type")) - {"image"}
 Texts = Annotated[
     list[TextBlock],
     Field(fail_fast=True),
@@ -213,12 +201,7 @@ class EarlierAnswer(Body):
     content: AssistantBlocks
 
 
-AnthropicMessage = Annotated[
-    Annotated[UserMessage, Tag("#user")]
-    | Annotated[EarlierAnswer, Tag("#assistant")]
-    | Annotated[InlineSystemMessage, Tag("#system")],
-    discriminated_by("role", {"user": "#user", "assistant": "#assistant", "system": "#system"}),
-]
+AnthropicMessage = Annotated[UserMessage | EarlierAnswer | InlineSystemMessage, By("role")]
 
 
 class AnthropicTool(Function):
@@ -303,23 +286,18 @@ class CountTokensBody(Settings):
         *("billing_policy", "context_management", "diagnostics", "fallback_credit_token", "fallbacks", "metadata"),
         "speed",
     )
-    notices = (_ignored, earlier_notices("messages", _BLOCK_TAGS))
+    notices = (_ignored, earlier_notices("messages", _BLOCK_KINDS))
 
     model: ModelName
     messages: Annotated[
         list[AnthropicMessage],
         Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
-        earlier_as_notes(_BLOCK_TAGS),
+        earlier_as_notes(_BLOCK_KINDS),
     ]
     system: Texts | None = None
     tools: (
         Annotated[
-            list[
-                Annotated[
-                    Annotated[AnthropicTool, Tag("#custom")] | Annotated[HostedTool, Tag("#hosted")],
-                    discriminated_by("type", {"custom": "#custom"}, default="custom", other="#hosted"),
-                ]
-            ],
+            list[Annotated[AnthropicTool | HostedTool, By("type", "custom")]],
             Field(fail_fast=True, max_length=MAX_TOOLS),
         ]
         | None

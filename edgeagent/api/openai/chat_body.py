@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field
 
 from edgeagent.api.wire.body import Body, Settings, validate
 from edgeagent.api.wire.fields import (
     MAX_MESSAGES,
     Arguments,
+    By,
     Content,
     Effort,
     Function,
@@ -23,14 +24,12 @@ from edgeagent.api.wire.fields import (
     Stops,
     TemplateKwargs,
     UserContent,
-    discriminated_by,
     earlier_as_notes,
     earlier_notices,
     hosted_tools,
     read_schema,
     template_kwargs,
     tool_choice_of,
-    tools_by_type,
     tools_of,
 )
 from edgeagent.api.wire.llama_fields import AnswerForm, ExtendedBody, NumChoices, choices_of
@@ -125,29 +124,11 @@ class FunctionMessage(Body):
     name: Name
 
 
-_TAGS = {
-    "system": "#instruction",
-    "developer": "#instruction",
-    "user": "#user",
-    "assistant": "#assistant",
-    "tool": "#tool",
-    "function": "#function",
-}
 ChatMessage = Annotated[
-    Annotated[InstructionMessage, Tag("#instruction")]
-    | Annotated[ChatUserMessage, Tag("#user")]
-    | Annotated[AssistantMessage, Tag("#assistant")]
-    | Annotated[ToolMessage, Tag("#tool")]
-    | Annotated[FunctionMessage, Tag("#function")],
-    discriminated_by("role", _TAGS),
+    InstructionMessage | ChatUserMessage | AssistantMessage | ToolMessage | FunctionMessage, By("role")
 ]
 ChatTools = Annotated[
-    list[
-        Annotated[
-            Annotated[ChatTool, Tag("#function")] | Annotated[HostedTool, Tag("#hosted")], tools_by_type("function")
-        ]
-    ],
-    Field(fail_fast=True, max_length=MAX_TOOLS),
+    list[Annotated[ChatTool | HostedTool, By("type", "function")]], Field(fail_fast=True, max_length=MAX_TOOLS)
 ]
 
 

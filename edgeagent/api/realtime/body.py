@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from edgeagent.api.responses.body import (
@@ -25,14 +25,13 @@ from edgeagent.api.responses.tools import ResponsesTool, offered_tools
 from edgeagent.api.wire.addresses import ADDRESSES, keep_if_local
 from edgeagent.api.wire.body import NOT_SUPPORTED, FieldWarning, Settings, parse_object, validate, warning_about
 from edgeagent.api.wire.fields import (
+    By,
     Count,
     HostedTool,
     ModelName,
     Name,
     SamplingBody,
-    discriminated_by,
     hosted_tools,
-    tools_by_type,
 )
 from edgeagent.api.wire.latency import asked_latency
 from edgeagent.api.wire.shape import Json
@@ -83,12 +82,7 @@ class ResponseSettings(SamplingBody):
     instructions: str | None = None
     tools: (
         Annotated[
-            list[
-                Annotated[
-                    Annotated[ResponsesTool, Tag("#function")] | Annotated[HostedTool, Tag("#hosted")],
-                    tools_by_type("function"),
-                ]
-            ],
+            list[Annotated[ResponsesTool | HostedTool, By("type", "function")]],
             Field(fail_fast=True, max_length=MAX_TOOLS),
         ]
         | None
@@ -122,19 +116,7 @@ class RealtimeCallOutput(InputCallOutput):
     call_id: Name
 
 
-_TAGS = {
-    "message": "#message",
-    "function_call": "#call",
-    "function_call_output": "#output",
-    "item_reference": "#reference",
-}
-RealtimeInput = Annotated[
-    Annotated[InputMessage, Tag("#message")]
-    | Annotated[InputCall, Tag("#call")]
-    | Annotated[RealtimeCallOutput, Tag("#output")]
-    | Annotated[InputReference, Tag("#reference")],
-    discriminated_by("type", _TAGS, default="message"),
-]
+RealtimeInput = Annotated[InputMessage | InputCall | RealtimeCallOutput | InputReference, By("type", "message")]
 
 
 class ResponseParams(ResponseSettings):

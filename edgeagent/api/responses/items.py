@@ -21,11 +21,12 @@ from edgeagent.api.wire.body import Body, Settings, validate
 from edgeagent.api.wire.fields import (
     ROLES,
     Arguments,
+    By,
     Name,
     OutputContent,
     UserContent,
-    discriminated_by,
     earlier_as_notes,
+    values_of,
 )
 from edgeagent.api.wire.generation import Scored
 from edgeagent.api.wire.shape import Json, Shape
@@ -375,28 +376,18 @@ class InputCompaction(_Item):
     encrypted_content: Annotated[str, AfterValidator(_readable)] | None = None
 
 
-_TAGS = {
-    "message": "#message",
-    "function_call": "#call",
-    "custom_tool_call": "#custom",
-    "function_call_output": "#output",
-    "custom_tool_call_output": "#output",
-    "reasoning": "#reasoning",
-    "item_reference": "#reference",
-    "compaction": "#compaction",
-    "context_compaction": "#compaction",
-}
 InputItem = Annotated[
-    Annotated[InputMessage, Tag("#message")]
-    | Annotated[InputCall, Tag("#call")]
-    | Annotated[InputCustomCall, Tag("#custom")]
-    | Annotated[InputCallOutput, Tag("#output")]
-    | Annotated[InputReasoning, Tag("#reasoning")]
-    | Annotated[InputReference, Tag("#reference")]
-    | Annotated[InputCompaction, Tag("#compaction")]
-    | Annotated[InputOtherItem, Tag("#other")],
-    discriminated_by("type", _TAGS, default="message", other="#other"),
+    InputMessage
+    | InputCall
+    | InputCustomCall
+    | InputCallOutput
+    | InputReasoning
+    | InputReference
+    | InputCompaction
+    | InputOtherItem,
+    By("type", "message"),
 ]
+_KINDS = values_of(InputItem, "type")
 Input = Annotated[
     Annotated[str, Tag("#text")]
     | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_ITEMS), earlier_as_notes(), Tag("#items")],
@@ -488,7 +479,7 @@ def item_notices(fields: Mapping[str, object]) -> Iterator[str]:
     items = fields.get("input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
         kind = item.get("type", "message") if isinstance(item, dict) else None
-        if isinstance(kind, str) and kind not in _TAGS:
+        if isinstance(kind, str) and kind not in _KINDS:
             yield f"input[{index}]: an item of type {kind[:64]} is shown to the model as text"
 
 

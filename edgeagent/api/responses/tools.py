@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field
 
 from edgeagent.api.responses.items import CUSTOM_INPUT
 from edgeagent.api.wire.body import Settings, validate
-from edgeagent.api.wire.fields import Function, HostedTool, ToolName, left_out, tools_by_type, tools_of
+from edgeagent.api.wire.fields import By, Function, HostedTool, ToolName, left_out, tools_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import CallItem
 from edgeagent.errors import InvalidRequest
@@ -46,12 +46,7 @@ class CustomTool(Settings):
     format: CustomFormat | None = None
 
 
-_PlainTool = Annotated[
-    Annotated[ResponsesTool, Tag("#function")]
-    | Annotated[CustomTool, Tag("#custom")]
-    | Annotated[HostedTool, Tag("#hosted")],
-    tools_by_type("function", "custom"),
-]
+_PlainTool = Annotated[ResponsesTool | CustomTool | HostedTool, By("type", "function")]
 
 
 class NamespaceTool(Settings):
@@ -63,13 +58,7 @@ class NamespaceTool(Settings):
     tools: Annotated[list[_PlainTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = []
 
 
-AnyTool = Annotated[
-    Annotated[ResponsesTool, Tag("#function")]
-    | Annotated[CustomTool, Tag("#custom")]
-    | Annotated[NamespaceTool, Tag("#namespace")]
-    | Annotated[HostedTool, Tag("#hosted")],
-    tools_by_type("function", "custom", "namespace"),
-]
+AnyTool = Annotated[ResponsesTool | CustomTool | NamespaceTool | HostedTool, By("type", "function")]
 ResponsesTools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, final
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal, final, get_args, get_origin, get_type_hints
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
+    GetCoreSchemaHandler,
     PlainValidator,
     Tag,
     TypeAdapter,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
 from edgeagent.api.wire.body import NO_VARIANT_PREFIX, Body, Notice, Settings, between
-from edgeagent.api.wire.media import MEDIA_TAGS, ReadFile, ReadImage, ReadSound, Said, is_enclosed, medium_of, said_of
+from edgeagent.api.wire.media import ReadFile, ReadImage, ReadSound, Said, is_enclosed, medium_of, said_of
 from edgeagent.api.wire.shape import Json
 from edgeagent.config import MAX_DRAFT_TOKENS, TierName
 from edgeagent.config import MAX_INT32 as MAX_INT32
@@ -284,18 +289,50 @@ def template_kwargs(effort: str | None, extra: TemplateKwargs | None) -> str:
     return json.dumps(kwargs | (extra or {}), separators=(",", ":"))
 
 
-def discriminated_by(field: str, tags: Mapping[str, str], default: str = "", other: str | None = None) -> Discriminator:
-    """Return the discriminator of a union: the value of `field` says which type of the union is meant.
+def values_by_member(union: object, field: str) -> dict[object, tuple[str, ...]]:
+    """Return for each type of a union the values of `field` that mean it; () for one in which it is any string."""
+    union = get_args(union)[0] if get_origin(union) is Annotated else union
+    return {
+        member: _values(get_args(member)[0] if get_origin(member) is Annotated else member, field)
+        for member in get_args(union)
+    }
 
-    `tags` maps each value to the tag of its type. A tag begins with #. `default` is the value if the field is missing.
-    `other`: the tag for any other string; None if there is no type for it.
+
+def _values(member: type, field: str) -> tuple[str, ...]:
+    kind = member.model_fields[field].annotation if issubclass(member, BaseModel) else get_type_hints(member)[field]
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def values_of(union: object, field: str) -> frozenset[str]:
+    """Return the values of `field` that mean a type of a union."""
+    return frozenset(value for values in values_by_member(union, field).values() for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """Which type of a union is meant, by the value of a field: `Annotated[UserMessage | Answer, By("role")]`.
+
+    A type with a Literal is meant by each of its values, and one in which the field is any string by all others.
+    `default` is the value if the field is missing.
     """
 
-    def tag_of(value: Any) -> str | None:
-        kind = (value.get(field) or default) if isinstance(value, dict) else None
-        return tags.get(kind, other) if isinstance(kind, str) else None
+    field: str
+    default: str = ""
 
-    return Discriminator(tag_of, custom_error_type=f"{NO_VARIANT_PREFIX}{field}", custom_error_message=", ".join(tags))
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # A tag begins with #, which no field's name does, so that it is left out of the path in an error.
+        members = {f"#{number}": each for number, each in enumerate(values_by_member(source, self.field).items())}
+        tags = {value: tag for tag, (_, values) in members.items() for value in values}
+        other = next((tag for tag, (_, values) in members.items() if not values), None)
+
+        def tag_of(value: Any) -> str | None:
+            kind = (value.get(self.field) or self.default) if isinstance(value, dict) else None
+            return tags.get(kind, other) if isinstance(kind, str) else None
+
+        kind = f"{NO_VARIANT_PREFIX}{self.field}"
+        chosen = Discriminator(tag_of, custom_error_type=kind, custom_error_message=", ".join(tags))
+        tagged: Any = reduce(or_, (Annotated[member, Tag(tag)] for tag, (member, _) in members.items()))
+        return handler.generate_schema(Annotated[tagged, chosen])
 
 
 # A conversation has many parts, and pydantic makes a dict in half the time of a model.
@@ -315,16 +352,11 @@ class RefusalPart(TypedDict):
     refusal: str
 
 
-_PART_TAGS = {**dict.fromkeys(("text", "input_text", "output_text", "summary_text"), "#text"), "refusal": "#refusal"}
-Part = Annotated[
-    Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")], discriminated_by("type", _PART_TAGS)
-]
+Part = Annotated[TextPart | RefusalPart, By("type")]
+_PART_KINDS = values_of(Part, "type")
 _LATER = ConfigDict(defer_build=True)  # as for a Body
 _PARTS: TypeAdapter[list[Part]] = TypeAdapter(Annotated[list[Part], Field(fail_fast=True)], config=_LATER)
-UserPart = Annotated[
-    Annotated[TextPart, Tag("#text")] | Annotated[RefusalPart, Tag("#refusal")] | ReadImage | ReadSound | ReadFile,
-    discriminated_by("type", _PART_TAGS | MEDIA_TAGS),
-]
+UserPart = Annotated[TextPart | RefusalPart | ReadImage | ReadSound | ReadFile, By("type")]
 _USER_PARTS: TypeAdapter[list[Any]] = TypeAdapter(Annotated[list[UserPart], Field(fail_fast=True)], config=_LATER)
 
 
@@ -345,7 +377,7 @@ def _said(content: object) -> Said:
 
 
 def _is_text(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in _PART_TAGS
+    return isinstance(part, dict) and part.get("type") in _PART_KINDS
 
 
 def _part_text(part: TextPart | RefusalPart) -> str:
@@ -363,7 +395,7 @@ def note_for(kind: str) -> str:
     return f"[{kind.removeprefix('input_').removesuffix('_url')[:64]} left out: only text can be read here]"
 
 
-def _note(part: object, kinds: Container[str] = _PART_TAGS) -> str:
+def _note(part: object, kinds: Container[str] = _PART_KINDS) -> str:
     """Return what stands for a part whose type is none of `kinds`; "" for one of them."""
     match part:
         case {"type": str(kind)} if kind not in kinds:
@@ -409,7 +441,7 @@ def _has_text(part: object) -> bool:
     return isinstance(part, dict) and isinstance(text := part.get("text"), str) and bool(text.strip())
 
 
-def earlier_as_notes(kinds: Container[str] = _PART_TAGS) -> BeforeValidator:
+def earlier_as_notes(kinds: Container[str] = _PART_KINDS) -> BeforeValidator:
     """Return a validator of a conversation that puts notes in the place of what cannot be read, such as documents.
 
     Only what was said before is replaced, so that a conversation is not lost by a document in it. What is new is left
@@ -432,7 +464,7 @@ def earlier_as_notes(kinds: Container[str] = _PART_TAGS) -> BeforeValidator:
     return BeforeValidator(replaced)
 
 
-def earlier_notices(field: str, kinds: Container[str] = _PART_TAGS) -> Notice:
+def earlier_notices(field: str, kinds: Container[str] = _PART_KINDS) -> Notice:
     """Return what yields a warning if `earlier_as_notes` replaces parts of the conversation in this field."""
 
     def notices(fields: Mapping[str, object]) -> Iterator[str]:
@@ -548,11 +580,6 @@ class HostedTool(Body):
     """A tool of a type that another server runs itself, such as web_search. It is left out, and a warning names it."""
 
     type: Name
-
-
-def tools_by_type(*served: str) -> Discriminator:
-    """Return the discriminator of tools: the tag of a served type is # and the type, that of any other #hosted."""
-    return discriminated_by("type", {kind: f"#{kind}" for kind in served}, default="function", other="#hosted")
 
 
 def left_out(tool: object, path: str) -> str:

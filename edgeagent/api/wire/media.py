@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, final
 
-from pydantic import AfterValidator, Tag
+from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 # pydantic makes no schema of typing's TypedDict before Python 3.12.
@@ -154,10 +154,9 @@ def medium_of(part: object) -> Media | None:
     return None
 
 
-MEDIA_TAGS = {"image_url": "#image", "input_image": "#image", "input_audio": "#sound", "input_file": "#file"}
-ReadImage = Annotated[ImagePart, AfterValidator(_of_image), Tag("#image")]
-ReadSound = Annotated[SoundPart, AfterValidator(_of_sound), Tag("#sound")]
-ReadFile = Annotated[FilePart, AfterValidator(_of_file), Tag("#file")]
+ReadImage = Annotated[ImagePart, AfterValidator(_of_image)]
+ReadSound = Annotated[SoundPart, AfterValidator(_of_sound)]
+ReadFile = Annotated[FilePart, AfterValidator(_of_file)]
 
 
 def is_enclosed(part: object) -> bool:

@@ -6,16 +6,15 @@ import json
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Tag
 
 from edgeagent.api.wire.body import Body, validate
 from edgeagent.api.wire.fields import (
+    By,
     Content,
     Function,
     Parameters,
     PlainFunction,
     Schema,
-    discriminated_by,
     read_schema,
     tools_of,
 )
@@ -32,9 +31,17 @@ class Dog(Body):
     name: str
 
 
+class Fish(Body):
+    type: str
+
+
 class Speech(Body):
-    role: str
+    role: Literal["user"]
     said: str = ""
+
+
+class Result(Body):
+    role: Literal["tool"]
 
 
 class Sent(Body):
@@ -43,16 +50,9 @@ class Sent(Body):
     content: Content = ""
     answer: Schema | None = None
     arguments: Parameters | None = None
-    pet: (
-        Annotated[
-            Annotated[Cat, Tag("#cat")] | Annotated[Dog, Tag("#dog")],
-            discriminated_by("type", {"cat": "#cat", "kitten": "#cat", "dog": "#dog"}, default="cat"),
-        ]
-        | None
-    ) = None
-    speech: (
-        Annotated[Annotated[Speech, Tag("#any")], discriminated_by("role", {"user": "#any", "tool": "#any"})] | None
-    ) = None
+    pet: Annotated[Cat | Dog, By("type", "cat")] | None = None
+    animal: Annotated[Cat | Dog | Fish, By("type", "cat")] | None = None
+    speech: Annotated[Speech | Result, By("role")] | None = None
     tool: Function | None = None
 
 
@@ -126,6 +126,13 @@ class TestToldBy:
     )
     def test_the_field_chooses_the_model(self, pet: object, model: Body) -> None:
         assert validate(Sent, {"pet": pet}).pet == model
+
+    @pytest.mark.parametrize(
+        ("animal", "model"),
+        [({"type": "shark"}, Fish(type="shark")), ({"type": "kitten"}, Cat(type="kitten")), ({}, Cat())],
+    )
+    def test_a_model_with_any_string_stands_for_all_others(self, animal: object, model: Body) -> None:
+        assert validate(Sent, {"animal": animal}).animal == model
 
     def test_another_type_is_not_supported(self) -> None:
         error = refusal({"pet": {"type": "b" * 100}}, NotSupported)
