@@ -28,7 +28,7 @@ from edgeagent.cache_folder import (
 )
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import write_private
-from edgeagent.state_files import try_lock
+from edgeagent.state_files import open_own, try_lock
 
 # How much longer a block may stay unused than one of importance NORMAL. Pinned blocks are not evicted.
 _KEPT_LONGER = {Importance.NORMAL: 1.0, Importance.REUSED: 2.0, Importance.SYSTEM: 5.0}
@@ -148,7 +148,7 @@ def evict_unused(
 def _lock(folder: Path, locks: contextlib.ExitStack) -> bool:
     """Lock a folder until `locks` ends; return False if a worker has locked it, or if it cannot be locked."""
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        descriptor = open_own(folder / LOCK_FILE)
     except OSError:
         return False
     locks.callback(os.close, descriptor)

@@ -28,7 +28,7 @@ from edgeagent.config import checked_image_hosts
 from edgeagent.errors import ConfigError, Forbidden, ModelLoadFailed
 from edgeagent.remotes import Budget, Remote
 from edgeagent.remotes.check import check_budget, check_url, host_of, is_loopback
-from edgeagent.state_files import FollowedFiles
+from edgeagent.state_files import NO_FOLLOW, NO_WAIT, FollowedFiles
 from edgeagent.types import RouteMode, Tier
 
 
@@ -121,7 +121,6 @@ def _matches(host: str, port: int, allowed: str) -> bool:
 FILE = "policy.toml"
 MAX_ENTRIES = 10_000
 _MAX_BYTES = 1 << 20
-_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _HOST = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\])(:\d{1,5})?", re.IGNORECASE)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -248,7 +247,7 @@ def described(policy: MachinePolicy) -> dict[str, Any]:
 def _read(path: Path) -> bytes | None:
     try:
         _check_owner(path.parent.stat(), f"the folder {path.parent}")
-        descriptor = os.open(path, _FLAGS)
+        descriptor = os.open(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
     except FileNotFoundError:
         return None
     except OSError as error:

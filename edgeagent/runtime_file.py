@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from edgeagent.errors import BackendUnavailable, ConfigError
-from edgeagent.state_files import holder
+from edgeagent.state_files import NO_FOLLOW, NO_WAIT, holder
 
 RUNTIME_FILE = "daemon.json"
 LOCK_FILE = "daemon.lock"
@@ -31,7 +31,6 @@ MAX_TOKEN_CHARS = 512
 _LOOPBACKS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 compared, not bound
 # The characters that a Bearer token may have (RFC 6750, section 2.1).
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 class Runtime(Struct, frozen=True):
@@ -157,7 +156,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 def _write_whole(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_FOLLOW, 0o600)
+    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_FOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -176,7 +175,7 @@ def read_private(path: Path, max_bytes: int = 1 << 16) -> bytes | None:
     users.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
     except FileNotFoundError:
         return None
     except OSError as error:

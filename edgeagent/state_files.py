@@ -26,6 +26,12 @@ ANSWERS_FILE = "answers.sqlite3"
 SIMILAR_FILE = "similar.sqlite3"
 """The name of the file in the state folder that has what is known of similar questions."""
 
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+"""Open a file's bytes, and not through a link."""
+
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+"""If another program put a pipe there, opening it does not wait for the pipe's other end."""
+
 RETRY_S = 1.0
 _LOCK_TIMEOUT_S = 10.0
 
@@ -53,6 +59,14 @@ else:
         except BlockingIOError:
             return False
         return True
+
+
+def open_own(path: Path, flags: int = 0) -> int:
+    """Open a file to read and write, or make it for this user only. Raise OSError if it cannot be opened, or is a link.
+
+    `flags`: further flags of `os.open`.
+    """
+    return os.open(path, os.O_CREAT | os.O_RDWR | NO_FOLLOW | flags, 0o600)
 
 
 def holder(path: Path) -> int | None:
@@ -212,7 +226,7 @@ def changing(lock: Path, command: str) -> Iterator[None]:
     be opened, or if another process holds the lock for 10 s. The error names `command` as the holder.
     """
     try:
-        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        descriptor = open_own(lock)
     except FileNotFoundError:
         yield  # without the folder there is nothing to change
         return

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from edgeagent.state_files import open_own
+
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import History
@@ -170,8 +172,7 @@ def _is_ready(file: Path) -> bool:
     """
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        descriptor = os.open(file, flags, 0o600)
+        descriptor = open_own(file)
         with os.fdopen(descriptor, "r+b") as stream:
             if os.name == "posix":
                 os.fchmod(descriptor, 0o600)

@@ -15,7 +15,7 @@ from pathlib import Path
 import edgeagent
 from edgeagent.errors import BackendUnavailable, ConfigError
 from edgeagent.runtime_file import Runtime, find_daemon
-from edgeagent.state_files import try_lock
+from edgeagent.state_files import NO_FOLLOW, open_own, try_lock
 
 LOCK_FILE = "start.lock"
 LOG_FILE = "daemon.log"
@@ -59,7 +59,7 @@ def _turn(folder: Path, give_up_at_s: float) -> Iterator[None]:
     """Hold the lock of those who start a daemon. The kernel releases it if this process ends."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        lock = open_own(folder / LOCK_FILE)
     except OSError as error:
         raise ConfigError(f"cannot use the state folder {folder}: {error.strerror}") from None
     try:
@@ -95,7 +95,7 @@ def _spawned(folder: Path, *, has_own_port: bool, give_up_at_s: float) -> Runtim
     if has_own_port:
         command += ["--state-dir", str(folder), "--port", "0"]
     # It prints here only what is wrong before it has read its settings.
-    output = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    output = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY | NO_FOLLOW, 0o600)
     try:
         num_before = os.fstat(output).st_size
         process = subprocess.Popen(  # noqa: S603 our own command

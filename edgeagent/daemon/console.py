@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TextIO
 
 from edgeagent.runtime_file import Runtime
+from edgeagent.state_files import NO_FOLLOW
 from edgeagent.types import ModelInfo, ModelStatus
 from edgeagent.units import load_stage
 
 logger = logging.getLogger(__name__)
 
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 MAX_WAITING_LINES = 1000
 # How long `finish` waits until the last lines are written. If a full pipe is never read, they cannot be written.
 CLOSE_S = 0.5
@@ -137,7 +137,7 @@ class LogFile(io.TextIOBase):
         super().close()
 
     def _open(self) -> io.FileIO:
-        return io.FileIO(os.open(self._path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | _NO_FOLLOW, 0o600), "ab")
+        return io.FileIO(os.open(self._path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | NO_FOLLOW, 0o600), "ab")
 
 
 def _raw(stream: TextIO | LogFile) -> io.RawIOBase | None:

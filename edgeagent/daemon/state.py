@@ -28,7 +28,7 @@ from edgeagent.runtime_file import (
     write_private,
     write_runtime,
 )
-from edgeagent.state_files import holder, try_lock
+from edgeagent.state_files import holder, open_own, try_lock
 from edgeagent.usable import NETWORK_FILE_SYSTEMS, file_system, process_text
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def locked_state_dir(state_dir: Path) -> Iterator[None]:
     _make_private(state_dir)
     path = state_dir / LOCK_FILE
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        descriptor = open_own(path)
     except OSError as error:
         raise StartError(f"cannot use {path}: {error.strerror}; delete it, and start again") from error
     try:

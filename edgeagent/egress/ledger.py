@@ -27,13 +27,12 @@ from edgeagent.egress.spending import ALL, Spending, Spent, cost, need_of, token
 from edgeagent.errors import ConfigError, EdgeAgentError, InvalidRequest, RemoteUnavailable, StoreError
 from edgeagent.remotes import Budget, Price, Remote
 from edgeagent.runtime_file import check_private
-from edgeagent.state_files import check_folder
+from edgeagent.state_files import check_folder, open_own
 from edgeagent.types import Permit, ProbePermit, remote_backend
 
 MAX_TEXT = 512
 # One of edgeagent's own words, or an error's code. Free text could quote a prompt.
 _OUTCOME = re.compile(r"[a-z0-9_]{1,64}")
-_FLAGS = os.O_CREAT | os.O_RDWR | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 logger = logging.getLogger(__name__)
 # The daemon logs this. A command prints it instead.
@@ -294,7 +293,7 @@ class Ledger:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         check_folder(self._folder)
         path = file_of(self._folder, self._day)
-        descriptor = os.open(path, _FLAGS, 0o600)
+        descriptor = open_own(path, os.O_APPEND)
         try:
             status = os.fstat(descriptor)
             check_private(path, status)

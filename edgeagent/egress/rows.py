@@ -18,9 +18,9 @@ from edgeagent.egress import EGRESS_FOLDER, Carried, Line, Row, RowEnd, RowStart
 from edgeagent.egress.spending import Spending
 from edgeagent.errors import ConfigError
 from edgeagent.runtime_file import check_private, write_private
+from edgeagent.state_files import NO_FOLLOW
 
 _FILE = re.compile(r"(\d{4}-\d{2}-\d{2})\.jsonl")
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
@@ -59,7 +59,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     Raise ConfigError if the file cannot be read, or if other users could have read it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | NO_FOLLOW)
     except FileNotFoundError:
         return
     except OSError as error:

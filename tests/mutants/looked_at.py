@@ -10,23 +10,13 @@ HARMLESS: dict[tuple[str, str, str], str] = {
         "continue",
     ): "The blocks are in the order of their rules: what follows is passed over one by one.",
     (
-        "edgeagent/engine/cache/disk/files.py",
-        '_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)',
-        "1",
-    ): "Said for systems without the flag, and O_CREAT with O_EXCL follows no link on any.",
-    (
-        "edgeagent/engine/cache/disk/files.py",
-        '_OLD = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)',
+        "edgeagent/state_files.py",
+        'NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)',
         "1",
     ): "Said for systems without the flags.",
     (
-        "edgeagent/engine/cache/disk/files.py",
-        'flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)',
-        "1",
-    ): "Said for systems without the flag.",
-    (
         "edgeagent/state_files.py",
-        'descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o600)',
+        'NO_WAIT = getattr(os, "O_NONBLOCK", 0)',
         "1",
     ): "Said for systems without the flag.",
     (

@@ -16,10 +16,10 @@ from typing import BinaryIO
 
 from edgeagent import cache_folder
 from edgeagent.cache_folder import BlockFile
+from edgeagent.state_files import NO_FOLLOW, NO_WAIT, open_own
 
-_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-# O_NONBLOCK: if another program put a pipe there, opening it must not wait for the pipe's other end.
-_OLD = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NO_FOLLOW
+_OLD = os.O_RDONLY | NO_FOLLOW | NO_WAIT
 _advise = getattr(os, "posix_fadvise", None)
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
@@ -168,8 +168,7 @@ class Files:
 
     def open_lock(self) -> BinaryIO:
         """Open the folder's lock file, for the caller to lock and close."""
-        flags = os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
-        return os.fdopen(os.open(self.folder / cache_folder.LOCK_FILE, flags, 0o600), "r+b", buffering=0)
+        return os.fdopen(open_own(self.folder / cache_folder.LOCK_FILE), "r+b", buffering=0)
 
     def in_the_way(self, name: str) -> str:
         """Return an error message for users: `name` is a folder and should be a file, so they must remove it."""
