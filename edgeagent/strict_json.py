@@ -21,7 +21,7 @@ _MAX_DIGITS = 400
 
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
 # Python joins the halves of a pair when it decodes the escapes, so what is left has no other half.
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_json(data: bytes | str) -> object:
@@ -70,11 +70,11 @@ def load_generated(text: str) -> object:
 def _replaced(value: object) -> object:
     match value:
         case str():
-            return _SURROGATE.sub("\ufffd", value)
+            return SURROGATE.sub("\ufffd", value)
         case list():
             return [_replaced(each) for each in value]
         case dict():
-            return {_SURROGATE.sub("\ufffd", key): _replaced(each) for key, each in value.items()}
+            return {SURROGATE.sub("\ufffd", key): _replaced(each) for key, each in value.items()}
     return value
 
 
@@ -111,12 +111,12 @@ def _mended(value: object, place: str) -> object:
         case str():
             if "\0" in value:
                 raise InvalidRequest(f"{place or 'the text'} holds a NUL character (\\u0000)", param=place or None)
-            return _SURROGATE.sub("\ufffd", value)
+            return SURROGATE.sub("\ufffd", value)
         case list():
             return [_mended(each, f"{place}[{index}]") for index, each in enumerate(value)]
         case dict():
             for key in value:
-                if "\0" in key or _SURROGATE.search(key):
+                if "\0" in key or SURROGATE.search(key):
                     where = f"a key of {place}" if place else "a key"
                     raise InvalidRequest(
                         f"{where} holds a NUL character or half of a surrogate pair: {ascii(key)[:64]}",

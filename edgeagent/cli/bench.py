@@ -22,7 +22,7 @@ from edgeagent.cli.display import aligned, table, tell, wrapped
 from edgeagent.cli.help import DEFAULT_COMMAND
 from edgeagent.cli.options import AsJsonArray, ConfigFile, StateDir, settings_of, with_help
 from edgeagent.cli.progress import Show, progress
-from edgeagent.cli.tune import ab
+from edgeagent.cli.tune import Seed, ab
 from edgeagent.errors import ConfigError, EdgeAgentError
 
 if TYPE_CHECKING:
@@ -112,9 +112,6 @@ Model = Annotated[
 ApiKey = Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="The API key for URL.")]
 AgainstModel = Annotated[str | None, typer.Option("--against-model", metavar="NAME", help="As --model, for URL2.")]
 AgainstApiKey = Annotated[str | None, typer.Option("--against-api-key", metavar="KEY", help="As --api-key, for URL2.")]
-Seed = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="The seed of the prompts' words; default: a new one.")
-]
 Save = Annotated[
     str | None, typer.Option("--save", metavar="NAME", help="Keep the figures under this name in the state folder.")
 ]

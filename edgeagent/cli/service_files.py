@@ -30,8 +30,11 @@ PACKAGED_PROGRAM, PACKAGES_DIR = Path("/usr/bin/edgeagent"), Path("/usr/lib")
 """Where a package of the system puts the command, and below what it puts units."""
 GPU_GROUPS = ("render", "video")
 """Groups whose members may use GPUs."""
-# A stopping daemon waits server.drain_s for its requests, writes prompts to disk for as long, and ends its workers.
-_STOP_MARGIN_S = 10.0
+STOP_MARGIN_S = 10.0
+"""Seconds that a stopping daemon has, in addition to 2 * server.drain_s.
+
+It waits server.drain_s for its requests, writes prompts to disk for as long, and ends its workers.
+"""
 # The event loop's longest turn in the storms of tests/robust is under a second. A machine that swaps needs more.
 _WATCHDOG_S = 60
 
@@ -182,7 +185,7 @@ RestartMaxDelaySec=5min
 # first.
 RestartPreventExitStatus=2 3 4
 WatchdogSec={_WATCHDOG_S}
-TimeoutStopSec={2 * settings.drain_s + _STOP_MARGIN_S:g}
+TimeoutStopSec={2 * settings.drain_s + STOP_MARGIN_S:g}
 KillMode=mixed
 # A large model that does not fit takes the worker, not the daemon.
 OOMPolicy=continue
@@ -280,7 +283,7 @@ def launchd_agent(settings: Settings) -> str:
         # launchd cannot tell the statuses of failures apart.
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": 5,
-        "ExitTimeOut": int(2 * settings.drain_s + _STOP_MARGIN_S),
+        "ExitTimeOut": int(2 * settings.drain_s + STOP_MARGIN_S),
         "Umask": 0o077,
         # Interactive: macOS would throttle CPU and I/O of a background agent.
         "ProcessType": "Interactive",

@@ -18,6 +18,7 @@ from edgeagent.cli.display import complain, duration, print_json, size_text, tab
 from edgeagent.cli.egress import recent_egress, show_recent_egress
 from edgeagent.cli.link import address_of, ask, daemon_of
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
+from edgeagent.cli.service_files import STOP_MARGIN_S
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
 from edgeagent.runtime_file import LOCK_FILE, Runtime, find_daemon, no_daemon, running_daemon
 from edgeagent.state_files import holder
@@ -46,8 +47,6 @@ def explained_choices(model: Mapping[str, Any]) -> Iterator[str]:
 
 
 POLL_S = 0.05
-STOP_MARGIN_S = 10.0
-"""Seconds that `stop` waits for the daemon to end, in addition to 2 * server.drain_s."""
 
 ExplainChoices = Annotated[
     bool, typer.Option("--explain-choices", help="Show the settings chosen for each model on this machine, and why.")

@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from edgeagent.api.openai.answer import Chunks, GenerationMetrics, finish_reason
-from edgeagent.api.openai.completions import read_create, respond
+from edgeagent.api.openai.completions import TEXT_PARAMS, read_create, respond
 from edgeagent.api.openai.text_answer import Piece, TextAnswer, TextSoFar
 from edgeagent.api.openai.text_body import CompletionCreate, TextsOrTokens, groups_of, read_prompts
 from edgeagent.api.wire.body import Body, Settings, validate
@@ -268,7 +268,6 @@ def _chosen(body: Json, paths: Sequence[str]) -> Json:
     return chosen
 
 
-_PARAMS = {"input": "prompt", "text.format": "json_schema"}
 _INFILL_PARAMS = {"input": "input_prefix", "suffix": "input_suffix", "text.format": "json_schema"}
 
 routes = Routes()
@@ -284,7 +283,7 @@ routes = Routes()
 )
 async def complete(request: Request) -> Response:
     """Continue one or more texts, as a stream or as one body. A client that disconnects cancels the request."""
-    return await _respond(request, read_llama_completion, LlamaCompletionBody, _PARAMS)
+    return await _respond(request, read_llama_completion, LlamaCompletionBody, TEXT_PARAMS)
 
 
 @routes.add(

@@ -105,7 +105,7 @@ async def _collect(run: Generate, answer: Answer) -> bytes:
 
 
 CHAT_PARAMS = {"input": "messages", "text.format": "response_format"}
-_TEXT_PARAMS = {"input": "prompt", "text.format": "json_schema"}
+TEXT_PARAMS = {"input": "prompt", "text.format": "json_schema"}
 
 routes = Routes()
 
@@ -130,7 +130,7 @@ async def create_completion(request: Request) -> Response:
     create = await read_create(request, completion_id, read_completion, CompletionBody)
     answer = TextAnswer(completion_id, create)
     chunks = TextChunks(answer) if create.delivery.is_streamed else None
-    return await respond(request, create.requests, answer, chunks, _TEXT_PARAMS)
+    return await respond(request, create.requests, answer, chunks, TEXT_PARAMS)
 
 
 async def read_create(request: Request, completion_id: str, read: ReadCompletion[T], warns_as: type[Body]) -> T:

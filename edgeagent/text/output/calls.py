@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable, Generator
 from typing import Protocol
 
+from edgeagent.strict_json import SURROGATE
 from edgeagent.text.tool_format import HERMES_CLOSE, ToolFormat
 
 MAX_DEPTH = 64
 SPACE = " \t\r\n"
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
 Reader = Generator[None, str, str]
@@ -75,7 +75,7 @@ def read_string(first: str) -> Generator[None, str, str]:
         raise MalformedError
     text = [first]
     yield from _read_string_rest(text.append)
-    return _SURROGATE.sub("\ufffd", json.loads("".join(text)))
+    return SURROGATE.sub("\ufffd", json.loads("".join(text)))
 
 
 def _read_string_rest(keep: Keep) -> Reader:

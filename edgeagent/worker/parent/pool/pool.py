@@ -18,7 +18,7 @@ from msgspec import structs
 
 from edgeagent.config import Config
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, ModelNotFound, NotSupported
-from edgeagent.store.library import Found
+from edgeagent.store.library import DEFAULT_NAMES, Found
 from edgeagent.types import (
     AnswerSoFar,
     Embed,
@@ -116,7 +116,6 @@ def preloaded(config: Config) -> tuple[str, ...]:
     return (*config.load.preload, *(name for name, own in config.models.items() if own.preload))
 
 
-_DEFAULT_NAMES = ("", "default")
 # How many models are searched for at a time. A search reads the disk, and may verify a file of gigabytes.
 _MAX_SEARCHES = 2
 
@@ -232,7 +231,7 @@ class Pool:
             model.check_adapter(adapter)
             self._default = f"{model.name}+{adapter}"
         self._names.fix((name,), model.name)
-        self._names.fix((*_DEFAULT_NAMES, self._config.model), self._default)
+        self._names.fix((*DEFAULT_NAMES, self._config.model), self._default)
         model.supervisor.start()
         self._tasks.add(asyncio.create_task(self._look_after()))
         self._tasks |= {asyncio.create_task(self._preload(name)) for name in preloaded(self._config)}
