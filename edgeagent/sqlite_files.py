@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PRAGMAS = ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY")
 
@@ -16,7 +21,7 @@ class DamagedError(Exception):
     """The file has content that this daemon did not write, or it has the format of another version."""
 
 
-def open_private(path: Path | None) -> sqlite3.Connection:
+def _open_private(path: Path | None) -> sqlite3.Connection:
     """Open a database that only this user may read; in memory if `path` is None. Raise OSError or sqlite3.Error."""
     if path is not None:
         # SQLite makes its other files with the mode of this one.
@@ -40,7 +45,7 @@ class SqliteDatabase:
     """The names of attributes that count what is in the database. A transaction that fails sets them back."""
 
     def __init__(self, path: Path | None, schema: str, version: int) -> None:
-        self._connection = open_private(path)
+        self._connection = _open_private(path)
         try:
             for pragma in _PRAGMAS:
                 self._execute(f"PRAGMA {pragma}")
@@ -69,11 +74,15 @@ class SqliteDatabase:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        """Commit what the `with` block writes, or undo it if the block or the commit raises."""
         before = {name: getattr(self, name) for name in self.counts}
+        self._execute("BEGIN IMMEDIATE")
         try:
-            with transaction(self._connection):
-                yield
+            yield
+            self._execute("COMMIT")
         except BaseException:
+            with suppress(sqlite3.Error):
+                self._execute("ROLLBACK")
             for name, count in before.items():
                 setattr(self, name, count)
             raise
@@ -84,20 +93,55 @@ class SqliteDatabase:
             self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit what the `with` block writes, or undo it if the block or the commit raises."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
+class Closable(Protocol):
+    """A database that can be closed."""
+
+    def close(self) -> None: ...
 
 
-def set_aside(path: Path) -> Path:
+D = TypeVar("D", bound=Closable)
+
+
+class LazyDatabase(Generic[D]):
+    """A database that is opened when it is first used. If its file is damaged, a new one is begun.
+
+    One thread owns it. `path`: the file; None if there is none.
+    """
+
+    def __init__(self, opened: Callable[[], D], path: Path | None) -> None:
+        self._open, self._path = opened, path
+        self.opened: D | None = None
+
+    def use(self, act: Callable[[D], T]) -> T:
+        """Return what `act` returns. If the file is damaged, set it aside and call `act` again.
+
+        Raise OSError, sqlite3.Error or DamagedError if the database cannot be used.
+        """
+        try:
+            return act(self._opened())
+        except (DamagedError, sqlite3.DatabaseError) as error:
+            if not _is_damage(error):
+                raise
+            self.close()
+            if self._path is not None:
+                aside = _set_aside(self._path)
+                logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)
+            return act(self._opened())
+
+    def close(self) -> None:
+        """Close the database. The next use opens it again."""
+        if self.opened is not None:
+            with suppress(sqlite3.Error):
+                self.opened.close()
+            self.opened = None
+
+    def _opened(self) -> D:
+        if self.opened is None:
+            self.opened = self._open()
+        return self.opened
+
+
+def _set_aside(path: Path) -> Path:
     """Rename a damaged file to NAME.damaged, in place of an earlier one. Delete its log, and return its new path."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
@@ -106,7 +150,7 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def is_damage(error: Exception) -> bool:
+def _is_damage(error: Exception) -> bool:
     """Whether an error of a database means that its file is damaged, and not that the disk is full, for example."""
     if isinstance(error, DamagedError):
         return True

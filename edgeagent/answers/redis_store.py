@@ -14,6 +14,7 @@ from edgeagent.config import AnswersConfig
 from edgeagent.errors import ConfigError
 from edgeagent.remotes.check import is_loopback
 from edgeagent.runtime_file import read_private
+from edgeagent.sqlite_files import LazyDatabase
 
 
 class RedisStore(ThreadStore):
@@ -36,9 +37,10 @@ class RedisStore(ThreadStore):
         address, file = options.store, options.store_password_file
         password = None if file is None else _password(file)
         way_out = WayOut(address, state_dir)
-        super().__init__(
-            lambda: RedisDatabase(options, seal.key_secret, way_out, password), seal, options, clock, budget_s
+        database: LazyDatabase[Database] = LazyDatabase(
+            lambda: RedisDatabase(options, seal.key_secret, way_out, password), None
         )
+        super().__init__(database, seal, options, clock, budget_s)
         self.is_elsewhere = is_elsewhere(address)
 
     def _try(self, act: Callable[[Database], T], otherwise: T, *, writes: bool = False) -> T:

@@ -24,7 +24,7 @@ from edgeagent.answers.database import AnswerDatabase, Row
 from edgeagent.answers.seal import Seal
 from edgeagent.config import AnswersConfig
 from edgeagent.errors import StoreError
-from edgeagent.sqlite_files import DamagedError, is_damage, set_aside
+from edgeagent.sqlite_files import DamagedError, LazyDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -186,17 +186,17 @@ class ThreadStore:
 
     def __init__(
         self,
-        open_database: Callable[[], Database],
+        database: LazyDatabase[Database],
         seal: Seal,
         options: AnswersConfig,
         clock: Callable[[], float] = time.time,
         budget_s: float = BUDGET_S,
     ) -> None:
-        self._open_database, self._seal, self._options, self._clock = open_database, seal, options, clock
+        self._seal, self._options, self._clock = seal, options, clock
         self._budget_s = budget_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._breaker = Breaker()
-        self._database: Database | None = None  # the thread's
+        self._database = database  # the thread's
         self._uses: list[bytes] = []  # the thread's
         self._writes: set[asyncio.Future[None]] = set()
         self._is_closed = False
@@ -328,18 +328,12 @@ class ThreadStore:
         return database
 
     def _try(self, act: Callable[[Database], T], otherwise: T, *, writes: bool = False) -> T:
-        """Return what `act` returns, or `otherwise` if the database fails. If the file is damaged, begin a new one.
+        """Return what `act` returns, or `otherwise` if the database fails.
 
         `writes`: it keeps something. On a full disk that fails while reading goes on, so only a write ends the trouble.
         """
         try:
-            try:
-                result = act(self._open())
-            except (DamagedError, sqlite3.DatabaseError) as error:
-                if not is_damage(error):
-                    raise
-                self._set_aside(error)
-                result = act(self._open())
+            result = self._database.use(act)
         except (DamagedError, sqlite3.Error, OSError) as error:
             if self.trouble is None:
                 logger.warning("answers cannot be kept or read: %s", error)
@@ -350,31 +344,15 @@ class ThreadStore:
         self._count()
         return result
 
-    def _open(self) -> Database:
-        if self._database is None:
-            self._database = self._open_database()
-        return self._database
-
     def _count(self) -> None:
-        if self._database is not None:
-            self.num_answers, self.num_bytes = self._database.num_answers, self._database.num_bytes
+        if (database := self._database.opened) is not None:
+            self.num_answers, self.num_bytes = database.num_answers, database.num_bytes
             metrics.answer_cache_entries.set(self.num_answers)
             metrics.answer_cache_bytes.set(self.num_bytes)
 
-    def _set_aside(self, error: Exception) -> None:
-        """Begin a new database in place of a damaged one."""
-        del error
-        self._release()
-
-    def _release(self) -> None:
-        if self._database is not None:
-            with suppress(sqlite3.Error):
-                self._database.close()
-            self._database = None
-
     def _close(self) -> None:
         self._try(self._flushed, None)
-        self._release()
+        self._database.close()
 
 
 class EmbeddedStore(ThreadStore):
@@ -388,11 +366,5 @@ class EmbeddedStore(ThreadStore):
         clock: Callable[[], float] = time.time,
         budget_s: float = BUDGET_S,
     ) -> None:
-        super().__init__(lambda: AnswerDatabase(path, options.max_bytes), seal, options, clock, budget_s)
-        self._path = path
-
-    def _set_aside(self, error: Exception) -> None:
-        super()._set_aside(error)
-        if self._path is not None:
-            aside = set_aside(self._path)
-            logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)
+        database: LazyDatabase[Database] = LazyDatabase(lambda: AnswerDatabase(path, options.max_bytes), path)
+        super().__init__(database, seal, options, clock, budget_s)

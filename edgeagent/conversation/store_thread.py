@@ -10,7 +10,6 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,7 +26,7 @@ from edgeagent.conversation.history import (
 from edgeagent.conversation.items import Item, ItemFormat
 from edgeagent.errors import InvalidRequest, StoreError
 from edgeagent.router.policy import strictest
-from edgeagent.sqlite_files import DamagedError, is_damage, set_aside
+from edgeagent.sqlite_files import DamagedError, LazyDatabase
 from edgeagent.types import RouteMode
 
 # The most responses, and their bytes, that wait in memory after a failed write. They are tried again at the next `add`
@@ -48,11 +47,7 @@ class ThreadState:
     """
 
     def __init__(self, path: Path | None, limits: Limits, clock: Callable[[], float], form: ItemFormat) -> None:
-        self._path = path
-        self._limits = limits
-        self._clock = clock
-        self._form = form
-        self._database: ResponseDatabase | None = None
+        self._database = LazyDatabase(lambda: ResponseDatabase(path, limits, clock, form), path)
         self._unwritten: OrderedDict[str, tuple[StoredResponse, bytes]] = OrderedDict()
         self._warned_at_s = -WARN_EVERY_S
         self._last_error = ""
@@ -118,7 +113,7 @@ class ThreadState:
     def close(self) -> None:
         # The disk may have room for the unwritten responses by now.
         self._write_waiting()
-        self._release()
+        self._database.close()
 
     def _write_waiting(self) -> None:
         for unwritten in list(self._unwritten.values()):
@@ -131,26 +126,14 @@ class ThreadState:
         waiting = f"{count} stored response{'s' if count > 1 else ''} in memory only: {self._last_error}"
         self.trouble = waiting if count else None
 
-    def _release(self) -> None:
-        if self._database is not None:
-            with suppress(sqlite3.Error):
-                self._database.close()
-            self._database = None
-
     def _unwritten_of(self, response_id: str, partition: str) -> tuple[StoredResponse, bytes] | None:
         entry = self._unwritten.get(response_id)
         return entry if entry is not None and entry[0].partition == partition else None
 
     def _try(self, act: Callable[[ResponseDatabase], T], otherwise: T) -> T:
-        """Return what `act` returns, or `otherwise` if the database fails. If the file is damaged, begin a new one."""
+        """Return what `act` returns, or `otherwise` if the database fails."""
         try:
-            try:
-                return act(self._opened())
-            except (DamagedError, sqlite3.DatabaseError) as error:
-                if not is_damage(error):
-                    raise
-                self._set_aside(error)
-                return act(self._opened())
+            return self._database.use(act)
         except (DamagedError, sqlite3.Error, OSError) as error:
             self._last_error = str(error)
             if time.monotonic() - self._warned_at_s >= WARN_EVERY_S:
@@ -158,17 +141,6 @@ class ThreadState:
                 text = "stored responses cannot be read or written (%s); new ones stay in memory for now"
                 logger.warning(text, error)
             return otherwise
-
-    def _opened(self) -> ResponseDatabase:
-        if self._database is None:
-            self._database = ResponseDatabase(self._path, self._limits, self._clock, self._form)
-        return self._database
-
-    def _set_aside(self, error: Exception) -> None:
-        self._release()
-        if self._path is not None:
-            aside = set_aside(self._path)
-            logger.warning("%s is damaged (%s): moved to %s, and a new one begun", self._path, error, aside.name)
 
 
 def _write(response: StoredResponse, body: bytes, database: ResponseDatabase) -> bool:

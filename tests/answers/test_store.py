@@ -218,7 +218,7 @@ async def test_what_is_forgotten_is_not_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite3"
     async with opened(path) as store:
         store.put(key_of(1), answer(1, partition="ann"))
-        sealed = await store.run(lambda: store._database.get(key_of(1)))  # type: ignore[union-attr]
+        sealed = await store.run(lambda: store._database.use(lambda database: database.get(key_of(1))))
         assert sealed is not None and await store.forget("ann") == 1
         files = b"".join(file.read_bytes() for file in files_of(tmp_path))
     assert sealed[0][:64] not in files

@@ -18,7 +18,7 @@ from msgspec import DecodeError, Struct, msgpack
 from edgeagent import __version__
 from edgeagent.answers.key import FORM
 from edgeagent.answers.seal import Seal
-from edgeagent.sqlite_files import DamagedError, is_damage, open_private, set_aside, transaction
+from edgeagent.sqlite_files import DamagedError, LazyDatabase, SqliteDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +55,14 @@ class Records:
     """The records in a file, or in memory if `path` is None. No method raises anything: what fails is not kept."""
 
     def __init__(self, path: Path | None, seal: Seal) -> None:
-        self._path, self._seal = path, seal
-        self._connection: sqlite3.Connection | None = None
+        self._seal = seal
+        self._database = LazyDatabase(lambda: _Database(path, _SCHEMA, version=0), path)
         self.trouble: str | None = None
 
     def load(self) -> tuple[Learned | None, dict[bytes, Kept]]:
         """Return what was kept. If its form is another one, or cannot be read, return nothing, and remove it."""
-        rows: list[tuple[bytes, bytes]] = self._try(
-            lambda connection: connection.execute("SELECT key, sealed FROM records").fetchall(), []
-        )
+        none: list[tuple[bytes, bytes]] = []
+        rows = self._try(lambda database: database.rows(), none)
         learned: Learned | None = None
         kept: dict[bytes, Kept] = {}
         for key, sealed in rows:
@@ -83,33 +82,23 @@ class Records:
         """Write what was learned, unless it is None, and the questions in `kept`."""
         records: dict[bytes, Kept | Learned] = {**kept, **({} if learned is None else {_LEARNED: learned})}
         rows = [(key, self._seal.seal(key, msgpack.encode(each))) for key, each in records.items()]
-        self._try(lambda connection: _execute(connection, "INSERT OR REPLACE INTO records VALUES (?, ?)", rows), None)
+        self._try(lambda database: database.change("INSERT OR REPLACE INTO records VALUES (?, ?)", rows), None)
 
     def remove(self, keys: Collection[bytes] | None) -> None:
         """Remove questions; with None, all of them and what was learned."""
         if keys is None:
-            self._try(lambda connection: _execute(connection, "DELETE FROM records", [()]), None)
+            self._try(lambda database: database.change("DELETE FROM records", [()]), None)
         else:
             rows = [(key,) for key in keys]
-            self._try(lambda connection: _execute(connection, "DELETE FROM records WHERE key = ?", rows), None)
+            self._try(lambda database: database.change("DELETE FROM records WHERE key = ?", rows), None)
 
     def close(self) -> None:
         """Close the file."""
-        if self._connection is not None:
-            with suppress(sqlite3.Error):
-                self._connection.close()
-            self._connection = None
+        self._database.close()
 
-    def _try(self, act: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+    def _try(self, act: Callable[[_Database], T], otherwise: T) -> T:
         try:
-            try:
-                result = act(self._open())
-            except (DamagedError, sqlite3.DatabaseError) as error:
-                if self._path is None or not is_damage(error):
-                    raise
-                self.close()
-                logger.warning("%s is damaged (%s): moved to %s", self._path, error, set_aside(self._path).name)
-                result = act(self._open())
+            result = self._database.use(act)
         except (DamagedError, sqlite3.Error, OSError) as error:
             self.close()
             if self.trouble is None:
@@ -119,15 +108,11 @@ class Records:
         self.trouble = None
         return result
 
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            self._connection = open_private(self._path)
-            for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"):
-                self._connection.execute(f"PRAGMA {pragma}")
-            self._connection.execute(_SCHEMA)
-        return self._connection
 
+class _Database(SqliteDatabase):
+    def rows(self) -> list[tuple[bytes, bytes]]:
+        return self._execute("SELECT key, sealed FROM records").fetchall()
 
-def _execute(connection: sqlite3.Connection, statement: str, rows: Collection[tuple[object, ...]]) -> None:
-    with transaction(connection):
-        connection.executemany(statement, rows)
+    def change(self, statement: str, rows: Collection[tuple[object, ...]]) -> None:
+        with self._transaction():
+            self._connection.executemany(statement, rows)
