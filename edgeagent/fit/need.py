@@ -35,16 +35,17 @@ _X86, _ARM = ("Q4_0", "Q4_K", "IQ4_NL"), ("Q4_0", "Q4_K", "IQ4_NL", "Q5_K", "Q6_
 _REPACKED = {"x86_64": _X86, "amd64": _X86, "arm64": _ARM, "aarch64": _ARM}
 WORKER_BYTES = 96 << 20
 """Memory of a worker's process, with its libraries and its tokenizer."""
-# In addition to those of the running requests, a context has room for this many rows of logits (for idle sequences and
-# for scored prompt tokens) and this many recurrent states; see engine.llama.context.
-_NUM_IDLE_SEQUENCES, _NUM_SCORED, _BYTES_A_LOGIT = 64, 32, 4
-# Without a host cache, more idle prefixes keep their states.
-_NUM_IDLE_STATES, _NUM_IDLE_STATES_WITHOUT_HOST = 3, 9
+NUM_IDLE_SEQUENCES = 64
+"""A context has room for this many rows of logits, in addition to those of the running requests."""
+NUM_IDLE_STATES, NUM_IDLE_STATES_WITHOUT_HOST = 2, 8
+"""The recurrent states of idle prefixes that a context has room for. More of them are there without a host cache."""
+_NUM_SCORED, _BYTES_A_LOGIT = 32, 4
 # For each token of a batch a layer computes this many rows of its width, and this many of its feed-forward width.
 _NUM_WIDE, _NUM_FFN, _BYTES_A_NUMBER = 8, 3, 4
-# Memory reserved for blocks: a quarter of the cells or an eighth of the host cache, whichever is less; see
-# engine.cache.saver.
-_BLOCKS_DIVISOR, _HOST_DIVISOR, _MAX_HOST_BYTES = 4, 8, 2 << 30
+BLOCKS_DIVISOR, HOST_DIVISOR = 4, 8
+"""Memory reserved for blocks: a quarter of the cells or an eighth of the host cache, whichever is less."""
+MAX_HOST_BYTES = 2 << 30
+"""The most bytes of a host cache whose size is not set."""
 # Memory that stays free for everything else on the machine.
 _MARGIN_SHARE, _MAX_MARGIN_BYTES = 0.05, 1 << 30
 
@@ -83,8 +84,8 @@ def margin_bytes(total_bytes: int) -> int:
 
 def num_states(config: EngineConfig) -> int:
     """Return the number of sequences whose states a recurrent or hybrid model can hold in memory."""
-    num_idle = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
-    return config.num_parallel + num_idle
+    num_idle = NUM_IDLE_STATES if config.cache_memory_bytes else NUM_IDLE_STATES_WITHOUT_HOST
+    return config.num_parallel + num_idle + 1  # one is spare
 
 
 def layer_kv_bytes(layer: LayerShape, config: EngineConfig, num_cells: int, max_rewind: int = 0) -> int:
@@ -110,7 +111,7 @@ def outputs_bytes(shape: FileShape, config: EngineConfig) -> int:
     """Return the bytes of the rows of logits in a context; 0 for an encoder."""
     if shape.is_encoder:
         return 0
-    num_rows = max(config.num_parallel + _NUM_IDLE_SEQUENCES, config.num_parallel * (1 + config.draft_tokens))
+    num_rows = max(config.num_parallel + NUM_IDLE_SEQUENCES, config.num_parallel * (1 + config.draft_tokens))
     return min(num_rows + _NUM_SCORED, config.batch) * shape.num_vocab * _BYTES_A_LOGIT
 
 
@@ -145,9 +146,9 @@ def blocks_bytes(shape: FileShape, config: EngineConfig, num_cells: int) -> int:
     """Return the bytes reserved for cache blocks that are copied out of the KV cells; 0 for a model with states."""
     if any(layer.num_state_values for layer in shape.layers):
         return 0
-    host = _MAX_HOST_BYTES if config.cache_memory_bytes < 0 else config.cache_memory_bytes
+    host = MAX_HOST_BYTES if config.cache_memory_bytes < 0 else config.cache_memory_bytes
     cells = sum(layer_kv_bytes(layer, config, num_cells) for layer in shape.layers)
-    return min(cells // _BLOCKS_DIVISOR, host // _HOST_DIVISOR)
+    return min(cells // BLOCKS_DIVISOR, host // HOST_DIVISOR)
 
 
 def repacked_bytes(shape: FileShape, machine: str | None = None) -> int:

@@ -7,11 +7,8 @@ from dataclasses import fields
 from msgspec import structs
 
 from edgeagent.config import EngineConfig
-from edgeagent.engine.cache import saver
-from edgeagent.engine.llama import context
-from edgeagent.fit import need as need_module
 from edgeagent.fit.need import kv_bytes_per_token, layer_kv_bytes, margin_bytes, num_cells_wanted, predict
-from edgeagent.types import FileShape, LayerShape, MemoryKind
+from edgeagent.types import FileShape, LayerShape
 from tests.fit.shapes import GIB, shape
 
 PLAIN = shape()
@@ -72,17 +69,6 @@ def test_memory_ready_for_blocks_is_a_part_of_the_cells_and_of_what_the_host_may
     assert predict([PLAIN], EngineConfig(cache_memory_bytes=GIB // 4), 8192).blocks_bytes == GIB // 32
     with_states = structs.replace(PLAIN, layers=(*PLAIN.layers, LayerShape(0, num_state_values=1)))
     assert predict([with_states], EngineConfig(), 8192).blocks_bytes == 0
-
-
-def test_what_the_engine_makes_room_for_is_what_is_counted() -> None:
-    assert context._NUM_IDLE_SEQUENCES[MemoryKind.FULL_ATTENTION] == need_module._NUM_IDLE_SEQUENCES
-    assert (saver._READY_CELLS_DIVISOR, saver._READY_DIVISOR) == (
-        need_module._BLOCKS_DIVISOR,
-        need_module._HOST_DIVISOR,
-    )
-    counted = need_module._NUM_IDLE_STATES, need_module._NUM_IDLE_STATES_WITHOUT_HOST
-    made = context._NUM_IDLE_STATES, context._NUM_IDLE_STATES_WITHOUT_HOST
-    assert counted == tuple(number + 1 for number in made), "one is spare"
 
 
 def test_the_margin_is_a_part_and_a_gibibyte_at_most() -> None:

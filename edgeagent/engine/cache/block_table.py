@@ -39,10 +39,10 @@ from edgeagent.engine.cache.block import (
 )
 from edgeagent.engine.cache.cached_prefix import BlockReference
 from edgeagent.engine.cache.radix_tree import BlockPlace, RadixTree, Walk
+from edgeagent.fit.need import MAX_HOST_BYTES
 from edgeagent.types import CacheStatus, MemoryKind
 from edgeagent.usable import usable_memory
 
-_MAX_HOST_BYTES = 2 << 30
 # At most this many results of the disk are taken before one lookup; a block that was found there takes 10 µs.
 _MAX_RESULTS = 200
 _CLOSE_POLL_S = 0.05  # when the process ends
@@ -702,4 +702,4 @@ def empty_table() -> BlockTable:
 def _host_bytes(config: EngineConfig) -> int:
     if config.cache_memory_bytes >= 0:
         return config.cache_memory_bytes
-    return min(usable_memory().total // 8, _MAX_HOST_BYTES)
+    return min(usable_memory().total // 8, MAX_HOST_BYTES)

@@ -26,6 +26,7 @@ from edgeagent.engine.costs.cost_model import CostModel
 from edgeagent.engine.media_tokens import end_beside_one, is_within_one
 from edgeagent.engine.runner import CUTTABLE, Runner
 from edgeagent.errors import InternalError
+from edgeagent.fit.need import BLOCKS_DIVISOR, HOST_DIVISOR
 from edgeagent.types import MemoryKind
 
 _SHARE_OF_STEPS = 0.01  # of the time of steps
@@ -34,9 +35,6 @@ _LEAST_S = 0.0001  # a smaller loss is no reason to pause: it may be rounding
 _IDLE_BUDGET_S = 0.003  # per call of `run_when_idle`; then commands are read
 # Checkpoints of one full context take at most 1/8 of the limit of host memory.
 _CHECKPOINT_DIVISOR = 8
-# Memory to keep ready for read-outs: enough for 1/4 of the cells, but at most 1/8 of the limit of host memory.
-_READY_CELLS_DIVISOR = 4
-_READY_DIVISOR = 8
 _LEAST_READY = 2  # blocks, also if host memory is full or no block keeps its buffer
 
 
@@ -267,9 +265,7 @@ class Saver:
         if self._has_state or not self._cell_bytes:
             return False
         host = self._blocks.stats()
-        ready = min(
-            host.max_bytes // _READY_DIVISOR, int(self._runner.num_cells * self._read_bytes) // _READY_CELLS_DIVISOR
-        )
+        ready = min(host.max_bytes // HOST_DIVISOR, int(self._runner.num_cells * self._read_bytes) // BLOCKS_DIVISOR)
         block_bytes = int(self._read_bytes * self._blocks.block_tokens)
         # If host memory is full, each block that it drops leaves its buffer for the next block. A copy does so at once.
         least = min(ready, _LEAST_READY * block_bytes)

@@ -26,7 +26,7 @@ from edgeagent.engine.runner import CUTTABLE, DecodeCancelled, Logits, OutOfCell
 from edgeagent.engine.scheduler import MAX_SCORED
 from edgeagent.errors import InternalError, ModelDamaged, ModelLoadFailed, ModelOutOfMemory
 from edgeagent.fit.attention import Attention, choose_attention
-from edgeagent.fit.need import DEFAULT_MAX_CONTEXT
+from edgeagent.fit.need import DEFAULT_MAX_CONTEXT, NUM_IDLE_SEQUENCES, NUM_IDLE_STATES, NUM_IDLE_STATES_WITHOUT_HOST
 from edgeagent.types import MemoryKind
 
 _SCALE = 1.0
@@ -119,12 +119,10 @@ def _num_to_round(num_tokens: int, padding: WeightPadding, micro_batch: int) -> 
 
 # llama.cpp allows 256 sequences per context. With attention, an idle sequence takes no extra memory. With recurrent
 # memory it takes a whole state, so idle states are kept in host memory if possible.
-_NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: 64, MemoryKind.SLIDING_WINDOW: 16}
+_NUM_IDLE_SEQUENCES = {MemoryKind.FULL_ATTENTION: NUM_IDLE_SEQUENCES, MemoryKind.SLIDING_WINDOW: 16}
 # With full attention, the branches of a tree have sequences of their own, as many as have rows of logits in any case.
 # Windows and states take memory for each sequence, so their branches are computed one at a time, in the spare sequence.
 _NUM_BRANCHES = MAX_SCORED - 1
-_NUM_IDLE_STATES = 2
-_NUM_IDLE_STATES_WITHOUT_HOST = 8
 _MAX_ROW_COST = 64.0  # for models that consist of little more than a vocabulary
 _OUT_OF_CELLS = 1  # of llama_decode
 _ROPES_WITH_DIMENSIONS = (8, 40)  # llama_rope_type: M-RoPE, and its interleaved form
@@ -179,7 +177,7 @@ def _check_status(status: int, num_tokens: int) -> None:
 
 def num_sequences_of(model: Model, config: EngineConfig) -> int:
     """Return how many sequences a context has, live and idle ones together."""
-    num_states = _NUM_IDLE_STATES if config.cache_memory_bytes else _NUM_IDLE_STATES_WITHOUT_HOST
+    num_states = NUM_IDLE_STATES if config.cache_memory_bytes else NUM_IDLE_STATES_WITHOUT_HOST
     return config.num_parallel + _NUM_IDLE_SEQUENCES.get(model.memory_kind, num_states)
 
 
