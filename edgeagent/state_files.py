@@ -1,4 +1,4 @@
-"""Locks of files, and change detection for files in the state folder that commands change while the daemon reads them.
+"""Opens and locks files of the state folder, and sees when one changes that commands write while the daemon reads it.
 
 The kernel releases a lock when its process ends, so that no lock becomes stale.
 """
