@@ -35,6 +35,8 @@ CONTEXT = 768
 QUESTION = "Why is the sky blue? Answer in three sentences."
 ANSWER_TOKENS = 60
 NUM_WORDS = 5
+# llama-server's own words, and how they were recorded: tests/peer/words.py.
+WORDS, NUM_RECORDED = Path(__file__).parent / "llama_server_words.json", 24
 MAX_JSON_TOKENS = 160
 PATIENCE_S = patient(60.0)
 # Every word of a copy is much more likely than any other, so no difference between kernels changes it.
@@ -352,6 +354,40 @@ def test_prompts_at_once_give_the_words_of_a_plain_loop(model: Model, real: Daem
     for prompt in prompts[:2]:
         check_words(model, loop, prompt, complete(real, prompt))
     loop.close()
+
+
+def other_word(recorded: dict[str, Any], end: Sequence[int], tokens: Sequence[int]) -> str:
+    """Return what differs from llama-server's words; "" if nothing does, up to the first near tie that ended otherwise.
+
+    Behind another token, llama-server's next ones are not known. Its tokens include that of the end, if it is reached.
+    """
+    for at, expected in enumerate(recorded["tokens"]):
+        token = tokens[at] if at < len(tokens) else end[0]
+        if token != expected:
+            near = recorded["near"].get(str(at), {})
+            return "" if str(token) in near else f"token {at} is {token}, not {expected} or one of {near}"
+    return ""
+
+
+def test_twenty_prompts_at_once_give_the_words_of_llama_server(real: Daemon) -> None:
+    recorded = json.loads(WORDS.read_text(encoding="utf-8"))
+    assert [each["prompt"] for each in recorded["answers"]] == list(PROMPTS) and recorded["model"] == MODEL.name
+
+    def tokens_after(prompt: str) -> list[int]:
+        answer = post(real, "/completion", prompt=prompt, n_predict=NUM_RECORDED, return_tokens=True)
+        tokens: list[int] = answer["tokens"]
+        return tokens
+
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        found = list(pool.map(tokens_after, PROMPTS))
+    others = {
+        each["prompt"]: other
+        for each, tokens in zip(recorded["answers"], found, strict=True)
+        if (other := other_word(each, recorded["end"], tokens))
+    }
+    assert others == {}
+    first = recorded["answers"][0]
+    assert other_word(first, recorded["end"], [first["tokens"][0], 0]), "another word is seen"
 
 
 def test_another_word_is_seen(model: Model) -> None:

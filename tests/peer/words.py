@@ -3,11 +3,15 @@
 Twenty prompts go to edgeagent at once, and to llama-server one after another. Each word must be llama-server's, or
 nearly as likely there (a near tie, see docs/architecture/determinism.md). Behind a near tie, llama-server gets
 edgeagent's word, so that the rest can be compared too. It exits with 1 if a word is another one.
+
+With `--record`, it writes llama-server's words alone into WORDS, which tests/integration/test_real_weights.py compares
+on every machine: the ids of the tokens, and those that are nearly as likely, with how much smaller their logits are.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from tests.integration.test_real_weights import PROMPTS
+from tests.integration.test_real_weights import NUM_RECORDED, PROMPTS, WORDS
 from tests.peer.build import binary, default_folder
 from tests.peer.servers import Setup, edgeagent, llama_server
 from tests.plain_loop import NEAR_TIE
@@ -60,6 +64,10 @@ class Client:
         """Return the token that ends an answer."""
         return self.tokenize(self._http.get("/props").json()["eos_token"], parse_special=True)
 
+    def build(self) -> str:
+        """Return the number and the commit of llama-server's build."""
+        return str(self._http.get("/props").json()["build_info"])
+
     def complete(self, prompt: str | list[int], num_words: int) -> Answer:
         fields = {"n_predict": num_words, "temperature": 0, "n_probs": NUM_LIKELY, "return_tokens": True}
         answer = self._post("/completion", prompt=prompt, **fields)
@@ -91,14 +99,35 @@ def near_ties(peer: Client, prompt: str, words: list[int]) -> list[float]:
     return gaps
 
 
+def record(peer: Client, model: Path) -> None:
+    """Write llama-server's words after each prompt into WORDS."""
+    answers = []
+    for prompt in PROMPTS:
+        answer = peer.complete(peer.tokenize(prompt, add_special=True), NUM_RECORDED)
+        near: dict[int, dict[int, float]] = {}
+        for at, (token, likely) in enumerate(zip(answer.tokens, answer.likely, strict=True)):
+            gaps = {other: round(max(likely.values()) - each, 3) for other, each in likely.items() if other != token}
+            if ties := {other: gap for other, gap in gaps.items() if gap <= NEAR_TIE}:
+                near[at] = ties
+        answers.append({"prompt": prompt, "tokens": answer.tokens, "near": near})
+    made = {"made_by": "python -m tests.peer.words --record", "build": peer.build(), "model": model.name}
+    written = json.dumps({**made, "end": peer.end(), "answers": answers}).replace('{"prompt"', '\n{"prompt"')
+    WORDS.write_text(written + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="?", default=MODEL)
     parser.add_argument("--llama-server", type=Path, default=binary(default_folder(), "llama-server"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--words", type=int, default=32, help="tokens of each answer")
+    parser.add_argument("--record", action="store_true", help="write llama-server's words for the tests")
     options = parser.parse_args()
     setup = Setup(options.model, options.llama_server, options.threads)
+    if options.record:
+        with llama_server(setup, CONTEXT) as theirs:
+            record(Client(theirs.address.url), options.model)
+        return
     with edgeagent(setup, CONTEXT) as ours, llama_server(setup, CONTEXT) as theirs:
         client, peer = Client(ours.address.url, ours.address.token), Client(theirs.address.url)
         with ThreadPoolExecutor(len(PROMPTS)) as pool:
