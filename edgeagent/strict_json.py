@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import NoReturn
+from typing import AnyStr, NoReturn
 
 from edgeagent.errors import InvalidRequest
 
@@ -18,6 +18,7 @@ MAX_JSON_OBJECTS = 32_768
 # a tool may have one, such as the largest integer of 64 bits.
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
 _MAX_DIGITS = 400
+_PIECE = 1 << 20
 
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:d[89a-f]|0000)", re.IGNORECASE)
 # Python joins the halves of a pair when it decodes the escapes, so what is left has no other half.
@@ -81,7 +82,7 @@ def _replaced(value: object) -> object:
 def _check_size(raw: bytes) -> None:
     # Values are counted by the commas between them. Commas inside strings do not count. Strings, which are every second
     # piece between unescaped quotes, are left out only if there are many commas.
-    if raw.count(b",") <= MAX_JSON_VALUES:
+    if num_of(b",", raw) <= MAX_JSON_VALUES:
         return
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     # A value and its key have at most four quotes. A text with more quotes than that has too many values, and splitting
@@ -91,6 +92,11 @@ def _check_size(raw: bytes) -> None:
         if num_commas <= MAX_JSON_VALUES:
             return
     raise InvalidRequest(f"the JSON holds more than {MAX_JSON_VALUES} values")
+
+
+def num_of(part: AnyStr, text: AnyStr) -> int:
+    """Return how often a character is in a text. Other threads may run meanwhile: 16 MiB take 10 ms."""
+    return sum(text.count(part, start, start + _PIECE) for start in range(0, len(text), _PIECE))
 
 
 def _check_depth(value: object) -> None:

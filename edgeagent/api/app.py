@@ -95,7 +95,7 @@ def create_app(
         policy = MachinePolicy() if access is None else access.policy.policy
         return with_caller(request, config, policy.tier, answers=policy.answers)
 
-    live = LiveService(answers or service, admitted, trace, targets_of(config))
+    live = LiveService(answers or service, admitted, trace, targets_of(config), in_flight.holding)
     app.state.context = Context(
         config=config,
         service=live,

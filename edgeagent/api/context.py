@@ -77,10 +77,10 @@ class Context:
     `stop` asks the daemon to finish its live requests and end. `trouble` returns what is wrong with the daemon itself,
     or None. `slo` is the ledger of latency targets. `links`: the one-time links for browsers, with the scopes of their
     tokens. `kiosk_links`: those for the page of a kiosk, with its token. `in_flight` counts the bytes that clients have
-    sent; the server counts its frames there too. `kept`: the bytes of what their WebSockets may continue. `answers`:
-    the cache of answers; None if it is off. `connections`: those that clients have open; the server adds and removes
-    them. `kiosk_pages`: how many pages of the kiosk each client shows. `started_at_s` is the daemon's start by
-    time.monotonic, and `started_unix_s` the same by time.time.
+    sent, until their requests end, and those that they do not read; the server counts there too. `kept`: the bytes of
+    what their WebSockets may continue. `answers`: the cache of answers; None if it is off. `connections`: those that
+    clients have open; the server adds and removes them. `kiosk_pages`: how many pages of the kiosk each client shows.
+    `started_at_s` is the daemon's start by time.monotonic, and `started_unix_s` the same by time.time.
     """
 
     config: Config

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from sys import getsizeof
 
 import msgspec
 
-from edgeagent.types import ChatPrompt, GenerateRequest, Message, TextPrompt
+from edgeagent.types import ChatPrompt, GenerateRequest, Message, Prompt, TextPrompt
 
 _TOKEN_ID_BYTES = 4
 # Of usual text. The tokenizer of a remote's model is not available here.
@@ -34,6 +35,18 @@ def prompt_bytes(request: GenerateRequest) -> int:
             return _num_bytes(text) + _num_bytes(suffix or "") + sum(_num_bytes(name + file) for name, file in files)
         case prompt:
             return _TOKEN_ID_BYTES * len(prompt.tokens)
+
+
+def held_bytes(prompt: Prompt) -> int:
+    """Return about how much memory a prompt takes, with its images and sounds. No text is read for it."""
+    match prompt:
+        case ChatPrompt(messages, tools, media=media):
+            texts = [message.content for message in messages] + [tool.parameters for tool in tools]
+            return sum(map(getsizeof, texts)) + sum(len(each.data) for each in media)
+        case TextPrompt(text, suffix, files=files):
+            return sum(map(getsizeof, (text, suffix or "", *(file for _, file in files))))
+        case _:
+            return getsizeof(prompt.tokens)
 
 
 def tools_bytes(prompt: ChatPrompt) -> int:

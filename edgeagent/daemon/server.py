@@ -50,7 +50,7 @@ def make_server(
 
 def _uvicorn_settings(app: FastAPI, server: ServerConfig, in_flight: InFlight) -> uvicorn.Config:
     """Return uvicorn's settings: the guarded protocols and their limits. Features that edgeagent replaces are off."""
-    http = functools.partial(GuardedHttp, max_connections=server.max_connections)
+    http = functools.partial(GuardedHttp, max_connections=server.max_connections, in_flight=in_flight)
     certificate = server.tls_certificate
     return uvicorn.Config(
         app,

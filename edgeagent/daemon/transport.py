@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from edgeagent import metrics
 from edgeagent.api.gate.access import PEER_KEY
-from edgeagent.api.gate.body_limit import InFlight
+from edgeagent.api.gate.body_limit import Arrival, InFlight
 from edgeagent.api.responses.socket.outbox import GOING_AWAY, TRY_AGAIN_LATER
 from edgeagent.api.wire.sse import SEND_KEY
 from edgeagent.credentials.keys import OWNER
@@ -59,7 +59,8 @@ STALL_TIMEOUT_S = 10.0
 # A session closes a socket whose client does not read, and sends the reason. If that close hangs too, this limit aborts
 # the connection.
 SOCKET_STALL_TIMEOUT_S = 11.0
-# Received bytes are parsed in pieces of this size. A piece of the smallest frames or chunks takes some 5 ms.
+# Received bytes are parsed in pieces of this size. A piece of the smallest frames or chunks takes some 5 ms. Each takes
+# 20 µs, those of 16 MiB 150 ms, so what surely belongs to one frame is a single piece.
 PIECE_BYTES = 2 << 10
 # After this time, other connections have their turn before the next piece is parsed.
 MAX_TURN_S = 0.004
@@ -115,14 +116,15 @@ class _StallGuard:
 
     def start(self) -> None:
         self.stop()
-        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._cut)
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self.cut)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Abort the connection now."""
         metrics.slow_clients_cut_total.labels(self._kind).inc()
         self._transport.abort()
 
@@ -131,10 +133,13 @@ class _Guarded(asyncio.Protocol):
     """The base of `GuardedHttp` and `GuardedWebSocket`.
 
     It parses what arrives in pieces, so that no client keeps the event loop busy, and it aborts a connection whose
-    client does not read. Each subclass sets `_stall`, with its own time limit, in `connection_made`.
+    client does not read: after a time, or if clients leave too much unread. Each subclass sets `_stall`, with its own
+    time limit, in `connection_made`, and `_in_flight` before.
     """
 
     _stall: _StallGuard
+    _in_flight: InFlight
+    _unread: Arrival | None = None
     peer: TcpPeer
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
@@ -148,6 +153,11 @@ class _Guarded(asyncio.Protocol):
     def parse(self, data: bytes) -> float:
         """Parse a piece of what has arrived. Return how many seconds to wait before the next; 0 for no wait."""
         raise NotImplementedError
+
+    @property
+    def num_missing_bytes(self) -> int:
+        """How many of the next bytes surely belong to what is being received, and begin nothing."""
+        return 0
 
     @property
     def is_reading_paused(self) -> bool:
@@ -179,8 +189,9 @@ class _Guarded(asyncio.Protocol):
         data, self._unparsed = self._unparsed, b""
         wait_s, position, end_s = 0.0, 0, self.loop.time() + MAX_TURN_S
         while position < len(data) and not wait_s and (not position or self.loop.time() < end_s):
-            wait_s = self.parse(data[position : position + PIECE_BYTES])
-            position += PIECE_BYTES
+            end = position + max(PIECE_BYTES, self.num_missing_bytes)
+            wait_s = self.parse(data[position:end])
+            position = end
             if self._is_over or self.transport.is_closing():
                 return
         if position < len(data) or wait_s:
@@ -191,7 +202,7 @@ class _Guarded(asyncio.Protocol):
             self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stall.stop()
+        self._writes_again()
         if self._next_turn is not None:
             self._next_turn.cancel()
         super().connection_lost(exc)
@@ -199,10 +210,20 @@ class _Guarded(asyncio.Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._stall.start()
+        # At most one event is written at a time, so the size does not grow until writing is resumed.
+        self._unread = self._in_flight.begin(self._stall.cut)
+        self._unread.client = self.peer.client
+        self._unread.hold(self.transport.get_write_buffer_size(), is_whole=False)
 
     def resume_writing(self) -> None:
-        self._stall.stop()
+        self._writes_again()
         super().resume_writing()
+
+    def _writes_again(self) -> None:
+        self._stall.stop()
+        if self._unread is not None:
+            self._unread.end()
+            self._unread = None
 
 
 def _refuse(transport: asyncio.Transport, status: HTTPStatus) -> None:
@@ -223,8 +244,9 @@ def _refuse(transport: asyncio.Transport, status: HTTPStatus) -> None:
 class GuardedHttp(_Guarded, HttpToolsProtocol):
     """One HTTP connection. It refuses requests beyond the limits. GuardedWebSocket takes over WebSocket handshakes."""
 
-    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, max_connections: int, in_flight: InFlight, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._in_flight = in_flight
         self._max_connections = max_connections
         self._is_in_head = True
         self._num_head_bytes = 0
@@ -442,8 +464,11 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, in_flight: InFlight, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._in_flight = in_flight
         self._pace = Pace(FRAMES_PER_S, FRAMES_BURST)
         self._num_frames = 0
+        self._num_wanted_bytes = 0
+        self._read_exact, self.conn.reader.read_exact = self.conn.reader.read_exact, self._read  # type: ignore[method-assign]
         self._arrival = in_flight.begin(self._cut)
         # The bytes of messages that have arrived as a whole and that the application has not read yet.
         self._num_whole_bytes = 0
@@ -459,6 +484,18 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         self._handshake_timer.cancel()
         super().connection_lost(exc)
         self._drop_received()
+        del self.conn.reader.read_exact  # it refers to this object
+
+    def _read(self, num_bytes: int) -> Generator[None, None, bytearray]:
+        """Read a part of a frame for the library, and note how long it is."""
+        self._num_wanted_bytes = num_bytes
+        data = yield from self._read_exact(num_bytes)
+        self._num_wanted_bytes = 0
+        return data
+
+    @property
+    def num_missing_bytes(self) -> int:
+        return self._num_wanted_bytes - len(self.conn.reader.buffer)
 
     @property
     def is_reading_paused(self) -> bool:

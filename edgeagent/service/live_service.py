@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+from edgeagent.backends.prompts import held_bytes
 from edgeagent.credentials.grants import unless_revoked, until_revoked
 from edgeagent.errors import (
     BackendUnavailable,
@@ -50,6 +52,9 @@ _NUM_CHANGES = 2  # the first may be an edit of the instructions
 WithCaller = Callable[[GenerateRequest], GenerateRequest]
 """Returns a copy of a request with its caller's name, the number of hops, and the limits of the caller and its tier."""
 
+Hold = Callable[[str, int], AbstractContextManager[None]]
+"""Counts the bytes of a client's request while its `with` block runs; raises Overloaded if they are too many."""
+
 Trace = Callable[[GenerateRequest, Meter, str], None]
 """Called at the end of each generation, with its request, its measurements and how it ended."""
 
@@ -86,7 +91,12 @@ class LiveService:
     """
 
     def __init__(
-        self, service: Service, with_caller: WithCaller, trace: Trace | None = None, targets: Targets = TARGETS
+        self,
+        service: Service,
+        with_caller: WithCaller,
+        trace: Trace | None = None,
+        targets: Targets = TARGETS,
+        hold: Hold = lambda _client, _num_bytes: nullcontext(),
     ) -> None:
         self._service = service
         self.targets = targets
@@ -96,6 +106,7 @@ class LiveService:
         self.live = LiveRequests()
         self._with_caller = with_caller
         self._trace = trace
+        self._hold = hold
         self.is_draining = False
         """Whether the daemon is stopping, so that new requests are refused."""
         self.num_total = 0
@@ -111,12 +122,15 @@ class LiveService:
     async def generate(self, request: GenerateRequest, sink: Sink) -> None:
         """Run a request to its end, and put its steps into the sink. If its client's token is revoked, cancel it.
 
-        Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, DeadlineUnreachable or
-        RequestTimeout if the request has waited too long before, or the service's errors.
+        Raise BackendUnavailable while draining, Unauthorized if the token is already revoked, Overloaded if its
+        client's requests hold too many bytes, DeadlineUnreachable or RequestTimeout if the request has waited too long
+        before, or the service's errors.
         """
         request = self._with_caller(request)
         # What is computed ahead waits for idle time, and its client for none of it.
-        await self._run(request, sink, NO_TARGET if request.is_ahead else target_of(request, self.targets))
+        target = NO_TARGET if request.is_ahead else target_of(request, self.targets)
+        with self._hold(request.cache.partition, held_bytes(request.prompt)):
+            await self._run(request, sink, target)
 
     def give(self, request: GenerateRequest, end: Finished) -> Finished:
         """Measure an answer that was generated ahead and that its client gets now as a whole: `request.so_far`.

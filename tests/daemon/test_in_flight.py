@@ -14,7 +14,7 @@ from edgeagent import freed_memory
 from edgeagent.api.gate.body_limit import Arrival, BodyLimit, InFlight
 from edgeagent.daemon import transport
 from edgeagent.errors import Overloaded
-from edgeagent.types import TextDelta
+from edgeagent.types import Started, TextDelta
 from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import Running, exchange, limited, read_reply, running
 from tests.fakes import FakeClock
@@ -24,7 +24,7 @@ from tests.worker.support import eventually
 KIB = 1 << 10
 JSON = {"content-type": "application/json"}
 # Four of the largest bodies or messages fit.
-SMALL = limited(max_body_bytes=64 * KIB, max_frame_bytes=64 * KIB)
+SMALL = limited(max_body_bytes=64 * KIB, max_frame_bytes=64 * KIB, max_in_flight_bytes=256 * KIB)
 
 
 def create(**fields: object) -> bytes:
@@ -106,6 +106,35 @@ async def test_a_body_that_has_been_read_counts_no_more() -> None:
         gate.opened.set()
         assert {(await task).status_code for task in waiting} == {200}
         writer.transport.abort()
+
+
+async def test_requests_count_until_they_end_and_no_client_takes_the_room_of_others() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: (Started(1, 0), gate, TextDelta("yes"), finished()))
+    async with running(backend, SMALL) as daemon:
+        large: dict[str, object] = {"input": "x" * 60 * KIB, "store": False}
+
+        def post(fields: dict[str, object]) -> asyncio.Task[httpx.Response]:
+            sent = daemon.http.post(f"{daemon.url}/v1/responses", json=fields)
+            return asyncio.create_task(sent)
+
+        held = list[asyncio.Task[httpx.Response]]()
+        while len(held) < 3:  # 120 KiB of 256, and 180 would be more than the rest
+            held.append(post(large))
+            await eventually(lambda: len(backend.requests) == len(held) or held[-1].done())
+        refused = held.pop().result()
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], refused.headers["retry-after"]) == (429, "queue_full", "2")
+        assert "this request are too many now" in error["message"] and "when one has ended" in error["message"]
+        held.append(post({"input": "x", "store": False}))
+        await eventually(lambda: len(backend.requests) == 3)
+        peer = await open_websocket(daemon)
+        peer.send(create(input="x" * 60 * KIB))
+        assert await ended(peer) == "error"
+        peer.writer.transport.abort()
+        gate.opened.set()
+        assert {(await task).status_code for task in held} == {200}
+        assert (await post(large)).status_code == 200
 
 
 async def test_pieces_of_a_message_count_together_and_a_read_message_does_not() -> None:
@@ -190,6 +219,21 @@ class TestLimit:
             self.begin(limit, cut, f"small {number}").hold(5, is_whole=False)
             clock.advance(0.1)
         assert cut == [f"small {number}" for number in range(8)]
+
+    async def test_the_requests_of_a_client_take_at_most_what_all_leave_free(self) -> None:
+        limit, cut = InFlight(100), list[str]()
+        arriving = self.begin(limit, cut, "arriving")
+        arriving.hold(40, is_whole=False)
+        with limit.holding("a", 30), limit.holding("a", 20):
+            assert cut == [], "90 of 100"
+            with pytest.raises(Overloaded, match="hold 50 bytes, and all together 50 of 100"), limit.holding("a", 1):
+                pass
+            with limit.holding("b", 25), limit.holding("c", 12), limit.holding("d", 6), pytest.raises(Overloaded):
+                assert cut == ["arriving"]
+                with limit.holding("d", 2):
+                    pass
+        with limit.holding("a", 100):
+            pass
 
     async def test_what_has_ended_takes_nothing(self) -> None:
         cut = list[str]()

@@ -158,18 +158,18 @@ def status_of(stream: Any) -> int:
 
 
 def half_bodies(daemon: Daemon) -> set[Outcome]:
-    """Send 7 MiB of each of fourteen bodies of 8 MiB, and no more; return what those that are cut get."""
+    """Send 7 MiB of each of 24 bodies of 16 MiB, and no more; return what those that are cut get."""
     fields = ("Content-Type: application/json", f"Content-Length: {SERVER.max_body_bytes}")
     return cut_early(
-        daemon, head(daemon, f"POST {CHAT}", *fields) + b" " * (7 * MIB), 14, lambda opened: status(opened)
+        daemon, head(daemon, f"POST {CHAT}", *fields) + b" " * (7 * MIB), 24, lambda opened: status(opened)
     )
 
 
 def half_frames(daemon: Daemon) -> set[Outcome]:
-    """Send 15 MiB of each of twelve frames of 16 MiB, and no more; return how those that are cut are closed."""
+    """Send 15 MiB of each of 24 frames of 16 MiB, and no more; return how those that are cut are closed."""
     size = SERVER.max_frame_bytes
     begun = bytes([FIN | TEXT, 0xFF]) + struct.pack("!Q", size) + bytes(4) + b" " * (size - MIB)
-    return cut_early(daemon, begun, 12, lambda opened: Socket(opened).until_closed(), is_socket=True)
+    return cut_early(daemon, begun, 24, lambda opened: Socket(opened).until_closed(), is_socket=True)
 
 
 def cut_early(
@@ -180,8 +180,8 @@ def cut_early(
         for _ in range(number):
             held.append(Socket.open(daemon).opened if is_socket else connected(daemon))
             held[-1].sendall(begun)
-        # Four of the largest fit, so at least this many of the oldest are cut.
-        return {end(opened) for opened in held[: number - 4 * SERVER.max_frame_bytes // (7 * MIB) - 1]}
+        # At least this many of the oldest are cut, since no more than the limit fits.
+        return {end(opened) for opened in held[: number - SERVER.max_in_flight_bytes // (7 * MIB) - 1]}
     finally:
         for opened in held:
             opened.close()

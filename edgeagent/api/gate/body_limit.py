@@ -10,7 +10,8 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,12 +21,13 @@ from edgeagent.freed_memory import MUCH_BYTES, FreedMemory
 
 
 class InFlight:
-    """The bodies and frames that have begun to arrive, and that are not yet answered or read.
+    """The bytes that the daemon holds for its clients: what arrives, the requests that wait or run, unread answers.
 
     If they take more than `max_bytes`, unfinished ones are cut: those of the client that takes the most, and first the
     one that has held the most bytes for the longest time. Many small ones then do not cut another client's large one. A
     body or frame that has arrived as a whole is never cut, and counts until the application has read it. What waits on
-    a WebSocket after that, and what its client does not read, counts as unfinished.
+    a WebSocket after that, and what a client does not read, counts as unfinished. The prompt of a request counts until
+    the request ends (see `holding`).
 
     Another instance counts what WebSockets keep between frames, which is unfinished too.
     """
@@ -35,6 +37,7 @@ class InFlight:
         self.clock = clock
         self._num_bytes = 0
         self._arrivals: set[Arrival] = set()
+        self._requests = Counter[str]()  # the bytes of each client's requests, which are among `_arrivals` too
         self._peak_bytes = 0
         self._is_cutting = False
         self._freed = FreedMemory()
@@ -42,6 +45,32 @@ class InFlight:
     def begin(self, cut: Callable[[], None]) -> Arrival:
         """Return the account of one body, or of the frames of one connection. `cut` ends it; it must not raise."""
         return Arrival(self, cut)
+
+    @contextmanager
+    def holding(self, client: str, num_bytes: int) -> Iterator[None]:
+        """Count a request of `num_bytes` during the `with` block.
+
+        Raise Overloaded if the requests of its client would take more than all requests leave free. So a client may
+        take half, and every other one finds room.
+        """
+        own_bytes, all_bytes = self._requests[client], self._requests.total()
+        if own_bytes + num_bytes > self.max_bytes - all_bytes:
+            raise Overloaded(
+                f"the {num_bytes} bytes of this request are too many now: its client's other requests hold {own_bytes} "
+                f"bytes, and all together {all_bytes} of {self.max_bytes}; send it again when one has ended",
+                retry_after_s=2.0,
+            )
+        self._requests[client] += num_bytes
+        arrival = self.begin(lambda: None)
+        arrival.client = client
+        arrival.hold(num_bytes, is_whole=True)
+        try:
+            yield
+        finally:
+            arrival.end()
+            self._requests[client] -= num_bytes
+            if not self._requests[client]:
+                del self._requests[client]
 
     def held(self, arrival: Arrival, before_bytes: int) -> None:
         """Count an arrival whose size or state has changed. Cut unfinished ones if all together take too much."""

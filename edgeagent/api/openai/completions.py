@@ -25,23 +25,26 @@ from edgeagent.api.wire.generation import put_headers
 from edgeagent.api.wire.llama_fields import ReadCompletion
 from edgeagent.api.wire.route import SSE, Routes
 from edgeagent.api.wire.sse import unless_disconnected
+from edgeagent.backends.prompts import held_bytes
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError
 from edgeagent.service.service import Service
 from edgeagent.types import Finished, GenerateRequest, Sink, Step, replace
 
-MAX_AT_ONCE = 8
+MAX_AT_ONCE, MAX_BYTES_AT_ONCE = 8, 32 << 20
 
 
 async def run_all(service: Service, requests: Sequence[GenerateRequest], sinks: Sequence[Sink]) -> None:
     """Run all requests to their ends, each with its sink.
 
-    At most MAX_AT_ONCE requests run at a time. If one request fails, its error is raised, and the others are cancelled.
+    At most MAX_AT_ONCE requests run at a time, and fewer if their prompts, which have images, take more than
+    MAX_BYTES_AT_ONCE. If one request fails, its error is raised, and the others are cancelled.
     """
     if len(requests) == 1:
         await service.generate(requests[0], sinks[0])
         return
-    places = asyncio.Semaphore(MAX_AT_ONCE)
+    num_at_once = MAX_BYTES_AT_ONCE // max(1, *(held_bytes(each.prompt) for each in requests))
+    places = asyncio.Semaphore(min(MAX_AT_ONCE, max(1, num_at_once)))
 
     async def run(request: GenerateRequest, sink: Sink) -> None:
         async with places:

@@ -138,7 +138,7 @@ class SteerEcho(Shape):
     previous_response_id: str
     id: NotRequired[str]
     input: NotRequired[Any]
-    """The input, if it is returned because it was refused."""
+    """The input, if it is returned because it was refused; "" if it has more than 256 KiB."""
 
 
 class SteerError(Shape):

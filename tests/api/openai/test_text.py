@@ -12,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 from openai.types import Completion
 
+from edgeagent.api.openai import completions
 from edgeagent.api.openai.completions import MAX_AT_ONCE
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, Overloaded, WorkerCrashed
 from edgeagent.types import (
@@ -163,7 +164,11 @@ async def test_choices_come_in_the_order_of_prompts(daemon: Running, backend: Fa
     assert texts == {0: "one", 1: "two two"}
 
 
-async def test_not_too_many_run_at_a_time(daemon: Running, backend: FakeBackend) -> None:
+@pytest.mark.parametrize(("max_bytes", "expected"), [(completions.MAX_BYTES_AT_ONCE, MAX_AT_ONCE), (2000, 2), (1, 1)])
+async def test_not_too_many_run_at_a_time(
+    daemon: Running, backend: FakeBackend, max_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "MAX_BYTES_AT_ONCE", max_bytes)
     most = 0
 
     def script(request: GenerateRequest) -> Iterable[Act]:
@@ -172,9 +177,9 @@ async def test_not_too_many_run_at_a_time(daemon: Running, backend: FakeBackend)
         return echo(request)
 
     backend.script = script
-    body = (await post(daemon, {"prompt": ["x"] * 40})).json()
+    body = (await post(daemon, {"prompt": ["x" * 800] * 40})).json()
     assert len(body["choices"]) == 40
-    assert most <= MAX_AT_ONCE
+    assert most <= expected
 
 
 async def test_scores_of_prompt_and_answer_stand_side_by_side(

@@ -15,6 +15,7 @@ from edgeagent.api.wire.fields import MAX_NAME_CHARS
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.items import Item
 from edgeagent.errors import EdgeAgentError, NotSupported
+from edgeagent.strict_json import num_of
 
 _ITEM_BYTES = 256  # what an item takes without its text
 
@@ -107,4 +108,4 @@ def _bare(error: EdgeAgentError) -> EdgeAgentError:
 
 def _memory_of(text: str) -> int:
     """Return about the memory that a JSON text takes once it is read. `[]` and `{}` take 20 to 80 times as much."""
-    return len(text.encode()) + 64 * (text.count(",") + text.count("[")) + 232 * text.count("{")
+    return len(text.encode()) + 64 * (num_of(",", text) + num_of("[", text)) + 232 * num_of("{", text)

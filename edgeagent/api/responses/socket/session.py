@@ -28,7 +28,7 @@ from edgeagent.api.responses.socket.lanes import (
     WaitingCreate,
 )
 from edgeagent.api.responses.socket.outbox import POLICY_VIOLATION, TOO_MANY_REQUESTS, Close, Send
-from edgeagent.api.responses.socket.steering import MAX_STEERS, Steer, SteerRefused
+from edgeagent.api.responses.socket.steering import MAX_RETURNED_BYTES, MAX_STEERS, Steer, SteerRefused
 from edgeagent.api.responses.turn import Turn, begin_turn
 from edgeagent.api.wire.errors import error_body, error_event
 from edgeagent.api.wire.generation import is_wait
@@ -178,7 +178,13 @@ class Steers:
         num_bytes: int,
         steer_id: str | None = None,
     ) -> Send:
-        """Return the event which tells the client that its input was refused. It contains the input of `num_bytes`."""
+        """Return the event which tells the client that its input was refused.
+
+        It contains the input of `num_bytes`, unless that is long: writing it would take the event loop for 20 ms.
+        """
+        if num_bytes > MAX_RETURNED_BYTES:
+            refusal = SteerRefused(refusal.code, f"{refusal.message} (the input is too long to be returned)")
+            raw, num_bytes = "", 0
         event = steering.failed(refusal, previous_id, raw, steer_id)
         event["sequence_number"] = self._num_failures
         if lane is not None and lane.name is not None:

@@ -17,6 +17,8 @@ from edgeagent.conversation.items import CallItem, Item, MessageItem
 from edgeagent.errors import EdgeAgentError
 
 MAX_STEERS = 16
+# A longer input is not returned to its client if it is refused.
+MAX_RETURNED_BYTES = 256 << 10
 
 NOT_FOUND = "response_not_found"
 ALREADY_COMPLETED = "response_already_completed"

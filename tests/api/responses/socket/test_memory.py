@@ -68,6 +68,24 @@ async def test_a_client_that_does_not_read_what_repeats_its_frames_is_sent_littl
             socket.transport.abort()
 
 
+async def test_what_a_client_does_not_read_counts_among_what_all_hold() -> None:
+    """If clients hold too much, the connection ends at once, and does not wait for its client."""
+    create = {"type": "response.create", "generate": False, "store": False, "input": []}
+    async with running(FakeBackend()) as daemon:
+        slow = await slow_socket(f"127.0.0.1:{daemon.port}")
+        url = f"ws://127.0.0.1:{daemon.port}/v1/responses"
+        async with connect(url, sock=slow, max_queue=1, max_size=None, ping_interval=None, close_timeout=0) as socket:
+            socket.transport.pause_reading()
+            await socket.send(json.dumps({**create, "instructions": "y" * (12 << 20)}))
+            (connection,) = daemon.server.server_state.connections
+            await eventually(lambda: connection.transport.get_write_buffer_size() > 6 << 20)
+            in_flight = connection._in_flight
+            others = in_flight.begin(lambda: None)
+            others.hold(in_flight.max_bytes - (6 << 20), is_whole=True)
+            assert connection.transport.is_closing()
+            socket.transport.abort()
+
+
 async def test_an_idle_connection_does_not_hold_its_last_frame() -> None:
     async with running(FakeBackend()) as daemon, connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
         await socket.send(json.dumps({"type": "response.processed", "padding": "x" * 500_000}))

@@ -11,7 +11,7 @@ from edgeagent.api.responses.socket import steering
 from edgeagent.api.responses.socket.frames import read_frame
 from edgeagent.api.responses.socket.outbox import Send
 from edgeagent.api.responses.socket.session import MAX_ACTIVE, MAX_WAITING_BYTES
-from edgeagent.api.responses.socket.steering import MAX_STEERS
+from edgeagent.api.responses.socket.steering import MAX_RETURNED_BYTES, MAX_STEERS
 from edgeagent.api.wire.shape import Json
 from edgeagent.errors import Overloaded, WorkerCrashed
 from edgeagent.types import FinishReason, Message, TextDelta, ToolCallDelta, ToolCallStarted
@@ -247,3 +247,11 @@ def test_the_bytes_of_inputs_that_wait_are_bounded() -> None:
     client, first = talking()
     steer(client, first, "x" * (MAX_WAITING_BYTES // 2))
     assert refused(steer(client, first, "x" * (MAX_WAITING_BYTES // 2))) == "too_many_pending_steers"
+
+
+def test_a_refused_input_is_returned_unless_it_is_long() -> None:
+    client, _ = talking()
+    for length, is_returned in ((MAX_RETURNED_BYTES // 2, True), (MAX_RETURNED_BYTES + 1, False)):
+        (event,) = steer(client, "resp_never", "x" * length)
+        assert event["steer"]["input"] == ("x" * length if is_returned else "")
+        assert ("too long to be returned" in event["error"]["message"]) != is_returned
