@@ -486,10 +486,10 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         self._drop_received()
         del self.conn.reader.read_exact  # it refers to this object
 
-    def _read(self, num_bytes: int) -> Generator[None, None, bytearray]:
+    def _read(self, n: int) -> Generator[None, None, bytearray]:
         """Read a part of a frame for the library, and note how long it is."""
-        self._num_wanted_bytes = num_bytes
-        data = yield from self._read_exact(num_bytes)
+        self._num_wanted_bytes = n
+        data = yield from self._read_exact(n)
         self._num_wanted_bytes = 0
         return data
 

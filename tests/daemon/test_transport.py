@@ -18,7 +18,7 @@ from edgeagent.daemon import server, transport
 from edgeagent.types import TextDelta
 from tests.backends.fake import FakeBackend
 from tests.daemon.running import TOKEN, Running, exchange, limited, read_reply, running
-from tests.robust.frames import CLOSE, FIN, close, open_websocket, text
+from tests.robust.frames import CLOSE, FIN, PING, PONG, close, frame, open_websocket, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -41,6 +41,26 @@ async def test_the_largest_message(daemon: Running) -> None:
             while True:
                 await socket.recv()
         assert socket.close_code == 1009
+
+
+async def test_a_long_frame_is_few_pieces_and_what_follows_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, sizes = transport.GuardedWebSocket.parse, list[int]()
+
+    def recorded(self: transport.GuardedWebSocket, data: bytes) -> float:
+        sizes.append(len(data))
+        return parse(self, data)
+
+    monkeypatch.setattr(transport.GuardedWebSocket, "parse", recorded)
+    async with running(FakeBackend()) as daemon:
+        peer = await open_websocket(daemon)
+        long = text(json.dumps({"type": "response.create", "input": "hi", "store": False}).ljust(400_000))
+        peer.send(long, frame(FIN | PING, b"x" * 100) * 200)
+        num_pongs = 0
+        while num_pongs < 200:
+            num_pongs += (await peer.receive())[0] == FIN | PONG
+        peer.writer.transport.abort()
+    assert len(sizes) < len(long) // transport.PIECE_BYTES // 2
+    assert sum(size for size in sizes if size > transport.PIECE_BYTES) <= len(long)
 
 
 async def test_a_socket_that_never_reads_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 from contextlib import AsyncExitStack
+from typing import cast
 
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -19,6 +20,7 @@ from edgeagent.api.responses.socket.session import Session
 from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory
+from edgeagent.daemon.transport import GuardedWebSocket
 from edgeagent.types import Started, TextDelta
 from tests.api.serving import slow_socket
 from tests.backends.fake import FakeBackend, Gate, finished
@@ -70,14 +72,14 @@ async def test_a_client_that_does_not_read_what_repeats_its_frames_is_sent_littl
 
 async def test_what_a_client_does_not_read_counts_among_what_all_hold() -> None:
     """If clients hold too much, the connection ends at once, and does not wait for its client."""
-    create = {"type": "response.create", "generate": False, "store": False, "input": []}
-    async with running(FakeBackend()) as daemon:
+    backend = FakeBackend(lambda _: (Started(1, 0), TextDelta("x" * (12 << 20)), finished()))
+    async with running(backend) as daemon:
         slow = await slow_socket(f"127.0.0.1:{daemon.port}")
         url = f"ws://127.0.0.1:{daemon.port}/v1/responses"
         async with connect(url, sock=slow, max_queue=1, max_size=None, ping_interval=None, close_timeout=0) as socket:
             socket.transport.pause_reading()
-            await socket.send(json.dumps({**create, "instructions": "y" * (12 << 20)}))
-            (connection,) = daemon.server.server_state.connections
+            await socket.send(json.dumps({"type": "response.create", "store": False, "input": "x"}))
+            (connection,) = cast("set[GuardedWebSocket]", daemon.server.server_state.connections)
             await eventually(lambda: connection.transport.get_write_buffer_size() > 6 << 20)
             in_flight = connection._in_flight
             others = in_flight.begin(lambda: None)
