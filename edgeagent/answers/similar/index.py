@@ -120,8 +120,8 @@ class _Table:
         different = np.zeros(self.num_rows, np.uint16)
         for words, word in zip(self._bits, _bits(vector), strict=True):
             different += np.bitwise_count(words[: self.num_rows] ^ word)
-        # Ten times as fast as argpartition, and the same but for which of equally near ones are taken.
-        limit = np.partition(different, _NUM_COMPARED - 1)[_NUM_COMPARED - 1]
+        # By counts, since that takes a third of the time of a partition.
+        limit = np.searchsorted(np.cumsum(np.bincount(different)), _NUM_COMPARED)
         nearer, equal = np.flatnonzero(different < limit), np.flatnonzero(different == limit)
         return np.concatenate([nearer, equal[: _NUM_COMPARED - len(nearer)]])
 

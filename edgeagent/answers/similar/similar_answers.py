@@ -173,8 +173,9 @@ class SimilarAnswers:
         if text is None or not self._is_for(question) or self.memory.refusal(text):
             return None
         # What a shared log has is known only once the look-up has read it.
-        may_find = self._log is not None or self.memory.may_find(place_of(question, self._seal.key_secret))
-        looking = asyncio.create_task(self._look_up(question, text)) if may_find else None
+        place = place_of(question, self._seal.key_secret)
+        may_find = self._log is not None or self.memory.may_find(place)
+        looking = asyncio.create_task(self._look_up(place, text)) if may_find else None
         self._pending[question.request.id] = looking
         while len(self._pending) > _MAX_PENDING:
             oldest = self._pending.popitem(last=False)[1]
@@ -232,13 +233,12 @@ class SimilarAnswers:
         clients = self._options.similar_clients
         return not clients or question.request.cache.partition.removeprefix(KIOSK) in clients
 
-    async def _look_up(self, question: Question, text: str) -> _Asked | None:
+    async def _look_up(self, place: bytes, text: str) -> _Asked | None:
         with metrics.answer_lookup_seconds.labels("embedding").time():
             vector = await self._embed(text)
         with metrics.answer_lookup_seconds.labels("search").time():
             if vector is None or not await self._is_up_to_date():
                 return None
-            place = place_of(question, self._seal.key_secret)
             return _Asked(place, text, vector, self.memory.look_up(place, text, vector))
 
     async def _embed(self, text: str) -> Vector | None:
@@ -312,7 +312,8 @@ class SimilarAnswers:
     ) -> None:
         request_id = question.request.id
         try:
-            asked = await (looking or self._look_up(question, asked_text(question, self._remote) or ""))
+            place = place_of(question, self._seal.key_secret)
+            asked = await (looking or self._look_up(place, asked_text(question, self._remote) or ""))
             if asked is None or not _is_comparable(answer):
                 return
             lookup = asked.lookup
