@@ -77,16 +77,8 @@ def find_daemon(state_dir: Path) -> Runtime | None:
     return replace(runtime, token=read_token(state_dir))
 
 
-def running_daemon(state_dir: Path) -> Runtime:
-    """Return the daemon that runs with this state folder. Raise `no_daemon` if there is none."""
-    found = find_daemon(state_dir)
-    if found is None:
-        raise no_daemon(state_dir)
-    return found
-
-
 def no_daemon(state_dir: Path) -> BackendUnavailable:
-    """Return the error to raise if no daemon runs. It says why none was found."""
+    """Return the error to raise if `find_daemon` returns None. It says why no daemon was found."""
     process = holder(state_dir / LOCK_FILE)
     if not _can_look_into(state_dir):
         message = (

@@ -13,7 +13,7 @@ from edgeagent.cli.link import address_of, ask
 from edgeagent.cli.options import ConfigFile, StateDir, settings_of
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import ConfigError
-from edgeagent.runtime_file import Runtime, running_daemon
+from edgeagent.runtime_file import Runtime, find_daemon, no_daemon
 
 PrintOnly = Annotated[bool, typer.Option("--print", help="Only print the link, for another browser or machine.")]
 Scopes = Annotated[
@@ -41,7 +41,10 @@ def open_page(
     The link can be used once, within five minutes. The browser that uses it gets a token of its own; `edgeagent token
     list` shows it, and `edgeagent token remove` ends it.
     """
-    found = running_daemon(settings_of(state_dir, config).state_dir)
+    state_dir = settings_of(state_dir, config).state_dir
+    found = find_daemon(state_dir)
+    if found is None:
+        raise no_daemon(state_dir)
     base = _network_url(found) if for_phone else found.url
     url = base + ask(address_of(found), "/edgeagent/page/link", "POST", body={"scopes": sorted(scope)})["path"]
     typer.echo(url)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from edgeagent.client import Address
 from edgeagent.client.answer import wire_error
 from edgeagent.errors import BackendUnavailable
-from edgeagent.runtime_file import Runtime, running_daemon
+from edgeagent.runtime_file import Runtime, find_daemon, no_daemon
 
 TIMEOUT_S = 10.0
 
@@ -24,7 +24,10 @@ def address_of(daemon: Runtime) -> Address:
 
 def daemon_of(state_dir: Path) -> Address:
     """Return the address of the daemon that runs with a state folder; raise BackendUnavailable if there is none."""
-    return address_of(running_daemon(state_dir))
+    found = find_daemon(state_dir)
+    if found is None:
+        raise no_daemon(state_dir)
+    return address_of(found)
 
 
 def ask(

@@ -20,7 +20,7 @@ from edgeagent.cli.link import address_of, ask, daemon_of
 from edgeagent.cli.options import AsJson, ConfigFile, StateDir, settings_of
 from edgeagent.cli.service_files import STOP_MARGIN_S
 from edgeagent.errors import BackendUnavailable, EdgeAgentError
-from edgeagent.runtime_file import LOCK_FILE, Runtime, find_daemon, no_daemon, running_daemon
+from edgeagent.runtime_file import LOCK_FILE, Runtime, find_daemon, no_daemon
 from edgeagent.state_files import holder
 from edgeagent.units import load_stage
 
@@ -84,10 +84,12 @@ def status(
         if explain_choices or with_egress:
             raise typer.BadParameter("--watch shows the status or --slo, without --explain-choices and --egress")
         _watch(state_dir, as_json=as_json, with_slo=with_slo)
-    if as_json and find_daemon(state_dir) is None:
+    found = find_daemon(state_dir)
+    if found is None and as_json:
         print_json({"running": False})
         raise typer.Exit(1)
-    found = running_daemon(state_dir)
+    if found is None:
+        raise no_daemon(state_dir)
     slo = ask(address_of(found), "/edgeagent/slo") if with_slo else {}
     if with_slo and not as_json:
         typer.echo("\n".join(_slo_lines(slo)))
@@ -145,7 +147,9 @@ def _watch(state_dir: Path, *, as_json: bool, with_slo: bool) -> NoReturn:
 
     def shown() -> str:
         try:
-            found = running_daemon(state_dir)
+            found = find_daemon(state_dir)
+            if found is None:
+                raise no_daemon(state_dir)
             report = ask(address_of(found), path)
         except BackendUnavailable as error:
             return json.dumps({"running": False}) if as_json else wrapped(error.message)

@@ -80,13 +80,15 @@ def address_of_daemon(state_dir: Path | None = None, token: str | None = None, *
         daemon = ensure_daemon(state_dir)
         return Address(daemon.url, token or daemon.token, daemon.certificate)
     # Imported here, so that applications that give a URL do not import pydantic and psutil, which takes 0.1 s.
-    from edgeagent.runtime_file import running_daemon
+    from edgeagent.runtime_file import find_daemon, no_daemon
 
     if state_dir is None:
         from edgeagent.config_sources import load_config
 
         state_dir = load_config().config.state_dir
-    found = running_daemon(state_dir)
+    found = find_daemon(state_dir)
+    if found is None:
+        raise no_daemon(state_dir)
     return Address(found.url, token or found.token, found.certificate)
 
 
