@@ -7,7 +7,8 @@ own encoder, and kept in FILE.
 
 The domains and their seeds are those that nothing was tuned on; `--domains tuned` has the others. The truth is that of
 the rules which made the questions. With `--truth builtin` or `--truth smollm2`, it is that of a model, which answers
-each text once, greedily: two questions are the same if its answers are. Those streams have fewer wordings.
+each text once, greedily: two questions are the same if its answers are. Those streams have fewer wordings. With
+`--truth sorted`, SmolLM2 names the kind of each question with one word, after examples.
 """
 
 from __future__ import annotations
@@ -46,7 +47,18 @@ BOUNDS = (0.005, 0.01, 0.03)
 _FIRST_TUNED, _FIRST_FRESH = 0, 100  # seeds
 _BOUND_OF_CONSTANTS = 0.01
 _MAX_ANSWER_TOKENS = 40
-_STOPS = {"builtin": [], "smollm2": [".", "\n"]}  # SmolLM2 goes on after its answer; its first sentence is compared
+# SmolLM2 goes on after its answer; its first sentence or its first word is compared.
+_STOPS = {"builtin": [], "smollm2": [".", "\n"], "sorted": [" ", ".", ",", "\n"]}
+_SORTED = (
+    ("Who runs the shop?", "person"),
+    ("When does the shop open on Friday?", "time"),
+    ("May I bring my dog?", "rule"),
+    ("How much is a coffee?", "price"),
+    ("Where can I park my car?", "place"),
+    ("Do I have to pay in cash?", "rule"),
+    ("How long does it take?", "time"),
+    ("What does it cost for children?", "price"),
+)
 _AT_ONCE = 16
 _SAVED_EVERY = 64
 _LENGTH = 2000
@@ -121,7 +133,7 @@ def answered_by(model: str, asked: Mapping[str, Sequence[str]], file: Path | Non
             flags = ("--threads", "1", "--parallel", str(_AT_ONCE), "--cache-disk-bytes", "0")
             with serving(Path(folder) / "state", path, *flags) as daemon, ThreadPoolExecutor(_AT_ONCE) as threads:
                 url = f"{daemon.url}/v1/chat/completions"
-                answers = threads.map(lambda each: _answer(url, each[0], each[1], _STOPS[model]), missing)
+                answers = threads.map(lambda each: _answer(url, model, *each), missing)
                 for number, ((domain, text), answer) in enumerate(zip(missing, answers, strict=True), 1):
                     known.setdefault(domain, {})[text] = answer
                     if file is not None and (number % _SAVED_EVERY == 0 or number == len(missing)):
@@ -129,10 +141,16 @@ def answered_by(model: str, asked: Mapping[str, Sequence[str]], file: Path | Non
     return {(domain, text): known[domain][text] for domain, texts in asked.items() for text in texts}
 
 
-def _answer(url: str, domain: str, text: str, stops: list[str]) -> str:
+def _answer(url: str, model: str, domain: str, text: str) -> str:
     """Return a greedy answer; "" if it was cut."""
+    is_sorted, stops = model == "sorted", _STOPS[model]
+    said = [
+        ("system", "Sort each question: time, place, price, rule or person." if is_sorted else DOMAINS[domain].facts)
+    ]
+    for question, kind in _SORTED if is_sorted else ():
+        said += [("user", question), ("assistant", kind)]
     body: dict[str, Any] = {
-        "messages": [{"role": "system", "content": DOMAINS[domain].facts}, {"role": "user", "content": text}],
+        "messages": [{"role": role, "content": content} for role, content in (*said, ("user", text))],
         "temperature": 0,
         "max_tokens": _MAX_ANSWER_TOKENS,
         **({"stop": stops} if stops else {}),
@@ -184,7 +202,7 @@ def row(name: str, found: Sequence[tuple[Result, Result]], bound: float) -> str:
     )
 
 
-def measure_streams(streams: Streams, file: Path | None) -> None:
+def measure_streams(streams: Streams, file: Path | None, bounds: Sequence[float] = BOUNDS) -> None:
     """Print the table of the streams."""
     vectors = vectors_of(sorted({each.text for asked in streams.values() for each in asked}), file)
     print(
@@ -192,7 +210,7 @@ def measure_streams(streams: Streams, file: Path | None) -> None:
     )
     print("|---|---|---|---|---|---|", flush=True)
     fixed = {key: thresholds(asked, vectors) for key, asked in streams.items()}
-    for bound in BOUNDS:
+    for bound in bounds:
         for domain in dict.fromkeys(name for name, _ in streams):
             found = [
                 (run(asked, vectors, bound, seed=key[1]), best_of(fixed[key], bound))
@@ -309,7 +327,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10, help="streams of each domain")
     parser.add_argument("--domains", choices=("fresh", "tuned", *DOMAINS), default="fresh")
-    parser.add_argument("--truth", choices=("rules", "builtin", "smollm2"), default="rules")
+    parser.add_argument("--truth", choices=("rules", "builtin", "smollm2", "sorted"), default="rules")
+    parser.add_argument("--bounds", type=float, nargs="+", default=BOUNDS, help="of the streams, as shares")
     parser.add_argument("--vectors", type=Path, help="a file that keeps the vectors for the next time (.npz)")
     parser.add_argument("--answers", type=Path, help="a file that keeps the model's answers for the next time (.json)")
     parser.add_argument("--only", choices=("streams", "adverse", "search", "constants"))
@@ -320,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first = _FIRST_TUNED if set(domains) <= set(TUNED) else _FIRST_FRESH
     if given.only in (None, "streams"):
         streams = streams_of(domains, range(first, first + given.seeds), given.truth, given.answers)
-        measure_streams(streams, given.vectors)
+        measure_streams(streams, given.vectors, given.bounds)
     if given.only in (None, "adverse"):
         measure_adverse(domains, range(first, first + given.seeds), given.vectors)
     if given.only in (None, "search"):
