@@ -40,7 +40,7 @@ from edgeagent.egress import (
 from edgeagent.egress.rows import folder_of, read_rows
 from edgeagent.errors import EdgeAgentError
 from tests.hub_server import HubServer, hub_server
-from tests.integration.conftest import start_daemon, stop_daemon
+from tests.integration.conftest import start_daemon, stop_daemon, wait_until
 from tests.patience import patient
 from tests.store.gguf_bytes import small_model
 
@@ -303,6 +303,10 @@ def daemon(place: Place) -> list[str]:
                 said.append(client.post("/v1/chat/completions", json=body).text)
             body |= {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
             assert client.post("/v1/chat/completions", json=body).status_code == 200
+            # It asks the store and the remote in its own time.
+            wait_until(lambda: client.get("/edgeagent/answers").json()["trouble"] is not None)
+            if not (place.state_dir / EGRESS_FOLDER).is_file():
+                wait_until(lambda: any(PROBE in each for each in place.server.arrivals.reasons))
         said.append(place.run("cache", "answers", "stats", "--json"))
         stop_daemon(running)
     return said

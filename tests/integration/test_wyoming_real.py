@@ -17,7 +17,7 @@ from wyoming.event import Event
 from wyoming.info import Describe, Info
 
 from edgeagent import cache_folder
-from tests.integration.conftest import Daemon, serving
+from tests.integration.conftest import Daemon, serving, wait_until
 from tests.patience import patient
 from tests.worker.support import eventually
 
@@ -141,10 +141,10 @@ async def test_it_is_one_client_and_leaves_no_conversation_behind(tmp_path: Path
         events = await ask(voice.wyoming_port, "Remember the word xylophone.", "private")
         async with httpx.AsyncClient(base_url=voice.url, timeout=patient(60)) as http:
             listed = await http.get("/edgeagent/conversations")
-            figures = (await http.get("/metrics")).text
+            counted = 'edgeagent_requests_total{method="transcript",outcome="handled",route="wyoming"}'
+            wait_until(lambda: counted in httpx.get(f"{voice.url}/metrics").text)
             await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi " * 64}]})
     assert listed.status_code == 200 and "xylophone" not in listed.text
-    assert 'edgeagent_requests_total{method="transcript",outcome="handled",route="wyoming"}' in figures
     log = voice.log.read_text()
     assert "xylophone" not in log and events[-2].data["text"] not in log
     kept = [path for path in voice.state_dir.rglob("*") if path.is_file()]
