@@ -267,7 +267,8 @@ class Forecast:
             is_beside = any(prompt.has_slot for prompt in self._prompts.values())
             usual_s = self._token_s[is_beside]
             token_s = min(_MAX_GAP * usual_s, (at_s - live.advanced_s) / num_tokens)
-            self._token_s[is_beside] += _SMOOTHING * (token_s - usual_s)
+            # Each token counts as one observation: a step with many accepted drafts gives as many of its short times.
+            self._token_s[is_beside] += (1 - (1 - _SMOOTHING) ** num_tokens) * (token_s - usual_s)
         elif (live := self._prompts.pop(request_id, None)) is not None:
             self._prefixes.note_computed(live.beginnings)
             if at_s != self._step_s:

@@ -354,6 +354,18 @@ def test_the_lengths_and_the_speed_of_answers_are_learned() -> None:
     assert waiting.first_token_s == pytest.approx(19 * 0.05, rel=0.3), "streams of 20 tokens, each 50 ms"
 
 
+def test_a_step_counts_for_each_of_its_tokens() -> None:
+    """Accepted drafts come in some steps only, so the mean over the steps would be 36 ms for a token."""
+    forecast, at_s = forecast_at(), 0.0
+    stream(forecast, "a")
+    for num_tokens in [1, 5] * 50:
+        at_s += 0.06
+        forecast.add_tokens("a", num_tokens, at_s)
+    left_s = 128 * 0.02  # of an answer, until one has ended
+    seconds = forecast.predict(chat("b", "x" * 400), 1, at_s).first_token_s
+    assert seconds == pytest.approx(left_s + 0.1 + FIXED_S, rel=0.12)
+
+
 def test_the_gap_of_a_stream_that_was_preempted_is_not_the_time_of_its_tokens() -> None:
     forecast = forecast_at()
     names = [str(number) for number in range(PARALLEL)]
