@@ -574,13 +574,17 @@ class Engine:
     def _plan_turn(
         self, running: Items[Sequence], num_cells: int, num_others: int, waiting: Items[Sequence]
     ) -> list[BatchPart]:
-        """Plan a batch of the sequences whose adapter has its turn. Nothing is drafted for those with an adapter.
+        """Plan a batch of the sequences whose adapter has its turn.
+
+        Nothing is drafted for those with an adapter, and nothing while a realtime prompt is computed, since it would
+        wait for longer steps.
 
         `num_cells`: KV cells in use. `num_others`: how many side contexts compute between the steps; each counts as one
         more turn. `waiting`: sequences that wait for the end of the step.
         """
         chosen = self._turns.take(running)
-        drafts = self.proposals.propose([] if self._turns.current else chosen, num_cells)
+        is_urgent = any(each.rank is Rank.REALTIME and not each.is_decoding for each in self._running.values())
+        drafts = self.proposals.propose([] if self._turns.current or is_urgent else chosen, num_cells)
         num_turns = num_others + 1
         if len(chosen) < len(running):
             num_turns = num_others + len({sequence.spec.adapter for sequence in running})

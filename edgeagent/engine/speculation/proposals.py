@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from edgeagent.engine.costs.cost_model import FLASH_TILE, CostModel, StepShape, TimeShare
 from edgeagent.engine.media_tokens import is_medium
-from edgeagent.engine.sequence import Sequence
+from edgeagent.engine.sequence import Rank, Sequence
 from edgeagent.engine.speculation.acceptance import Acceptance, Ending, Experience, min_chances
 from edgeagent.engine.speculation.allocation import (
     MAX_DRAFTED,
@@ -605,6 +605,8 @@ class Proposals:
 
     def _may_draft(self, sequence: Sequence) -> bool:
         asked = sequence.spec.draft_tokens
+        if sequence.rank is Rank.AHEAD:
+            return False  # a request that comes meanwhile interrupts a step with drafts, or waits for it
         if asked is None:
             return not (self.drafters.spares_repeatable and sequence.spec.sampler.is_repeatable)
         return asked > 0
