@@ -19,10 +19,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import os
 import platform
 import struct
 import sys
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 _SLICE_NS = 100_000  # the shortest that Linux grants
 _RESET_ON_FORK = 1  # SCHED_FLAG_RESET_ON_FORK: a worker's computing threads keep the usual slice
@@ -73,6 +77,29 @@ def switch_threads_often() -> None:
     Measured with another thread that computes all the time: a step of 12.6 ms takes 24 ms instead of 40 ms.
     """
     sys.setswitchinterval(0.0005)
+
+
+def import_when_used(*names: str) -> None:
+    """Let the code of these modules run only when an attribute is asked of them, and so may never run.
+
+    The modules of a package can be imported without the package's own code. That code imports what a daemon never uses,
+    such as command lines and other servers. Call this function before the first import of the modules.
+    """
+    for spec in filter(None, map(importlib.util.find_spec, names)):
+        if spec.name not in sys.modules:
+            module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+            module.__getattr__ = partial(_run, module)  # type: ignore[method-assign]
+            if spec.parent != spec.name:
+                setattr(sys.modules[str(spec.parent)], spec.name.rpartition(".")[2], module)
+
+
+def _run(module: ModuleType, name: str) -> Any:
+    assert module.__spec__ is not None and module.__spec__.loader is not None
+    if "__path__" in vars(module) and importlib.util.find_spec(f"{module.__name__}.{name}") is not None:
+        raise AttributeError(name)  # then it is imported as a module
+    del module.__getattr__
+    module.__spec__.loader.exec_module(module)
+    return getattr(module, name)
 
 
 def share_one_arena() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import platform
 import struct
@@ -11,10 +12,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from edgeagent.process_settings import (
+    import_when_used,
     keep_collections_short,
     request_short_time_slices,
     request_time_slices,
@@ -160,3 +163,26 @@ def test_threads_share_one_arena() -> None:
 
     assert num_arenas("one") == 1
     assert num_arenas("own") > 1
+
+
+def test_a_part_of_a_package_is_imported_without_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "in_parts"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from in_parts.other import OTHER\nfrom in_parts.part import PART\n")
+    (folder / "part.py").write_text("from . import values\nPART = values.VALUE\n")
+    (folder / "values.py").write_text("VALUE = 1\n")
+    (folder / "other.py").write_text("OTHER = 2\n")
+    (folder / "whole.py").write_text("import in_parts.other\nWHOLE = in_parts.other.OTHER\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_when_used("in_parts", "in_parts.whole", "no_such_package")
+    assert importlib.import_module("in_parts.part").PART == 1
+    whole = importlib.import_module("in_parts.whole")
+    assert "in_parts.other" not in sys.modules
+    package = importlib.import_module("in_parts")
+    assert package.whole is whole
+    assert whole.WHOLE == 2
+    assert (package.OTHER, package.PART) == (2, 1)
+    with pytest.raises(AttributeError):
+        _ = package.missing
+    import_when_used("in_parts")
+    assert sys.modules["in_parts"] is package

@@ -23,14 +23,16 @@ def _serve(
     MODEL is a path to a .gguf, org/repo[:QUANT] of a model that was pulled, or builtin.
     """
     # Importing leaves almost no garbage, and looking for it takes a tenth of the imports' time. The daemon collects
-    # garbage from the moment when it listens; see short_collections.
+    # garbage from the moment when it listens; see keep_collections_short.
     gc.disable()
     try:
         # Imported here, since help and errors about flags do not need fastapi and uvicorn.
-        from edgeagent.daemon import serve
-        from edgeagent.process_settings import share_one_arena
+        from edgeagent.process_settings import import_when_used, share_one_arena
 
         share_one_arena()  # before the first thread
+        import_when_used("html", "logging.config", "prometheus_client", "uvicorn")  # together 4 MB
+        from edgeagent.daemon import serve
+
         if until_stdin_closes:
             threading.Thread(target=_stop_at_end_of_input, name="stdin", daemon=True).start()
         raise typer.Exit(serve(loaded.config) or 0)

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
-import uvicorn
+from uvicorn.config import Config
+from uvicorn.server import Server as UvicornServer
 
 from edgeagent import metrics
 from edgeagent.api.gate.body_limit import InFlight
@@ -48,11 +49,11 @@ def make_server(
     return made
 
 
-def _uvicorn_settings(app: FastAPI, server: ServerConfig, in_flight: InFlight) -> uvicorn.Config:
+def _uvicorn_settings(app: FastAPI, server: ServerConfig, in_flight: InFlight) -> Config:
     """Return uvicorn's settings: the guarded protocols and their limits. Features that edgeagent replaces are off."""
     http = functools.partial(GuardedHttp, max_connections=server.max_connections, in_flight=in_flight)
     certificate = server.tls_certificate
-    return uvicorn.Config(
+    return Config(
         app,
         # uvicorn expects a class but only calls it, so a function that returns a protocol works too.
         http=cast(type[asyncio.Protocol], http),
@@ -96,12 +97,12 @@ async def _drain(service: LiveService, limit_s: float, stop: StopRequest, report
     await live.wait_delivered(grace_s())
 
 
-class Server(uvicorn.Server):
+class Server(UvicornServer):
     """A uvicorn server that a StopRequest ends, not a signal. It calls `drain` before it closes connections."""
 
     def __init__(
         self,
-        config: uvicorn.Config,
+        config: Config,
         drain: Callable[[], Awaitable[None]],
         stop: StopRequest,
         on_listening: Callable[[], None],

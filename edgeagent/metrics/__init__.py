@@ -10,16 +10,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
-from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.metrics import Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 
 class Series:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from edgeagent import __version__
 from edgeagent.metrics import REGISTRY
 from edgeagent.metrics.slo import OBJECTIVE, TierFigures
 from edgeagent.types import CacheStatus, ModelStatus, RemoteStatus, WorkerState, WorkerStatus
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerStatus], float]]] = {
     "edgeagent_worker_running": ("Sequences the engine is computing.", lambda worker: worker.num_running),
@@ -98,6 +97,8 @@ class Snapshot:
 
 def exposition(snapshot: Snapshot) -> bytes:
     """Return all metrics in Prometheus's text format."""
+    from prometheus_client.exposition import generate_latest  # with it come http.server and others
+
     registry = CollectorRegistry()
     registry.register(_Gauges(snapshot))
     return generate_latest(REGISTRY) + generate_latest(registry)
