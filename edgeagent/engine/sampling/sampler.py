@@ -7,7 +7,6 @@ Computing the grammar's mask of all tokens is slow, so shortcuts avoid it where 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -505,31 +504,29 @@ class Sampler:
             candidates = likeliest(candidates, params.top_k)
             if params.top_k <= MAX_RANKED:
                 return self._cut_ranked(candidates)
-        found = None
+        ids, values, mask, found = candidates.ids, candidates.values, candidates.mask, None
+        lowest = -math.inf if self._floor is None else float(peak + self._floor)
         if self._floor is not None:
-            lowest = float(peak + self._floor)
-            candidates = dataclasses.replace(candidates, lowest=lowest)
-            found = few_at_least(candidates.values, lowest)
+            found = few_at_least(values, lowest)
         if params.top_p < 1:
-            values, row = candidates.values, _row(1, len(candidates.values))
             # Without the subtraction, the weights are as exact, unless they overflow or vanish.
             is_direct = params.temperature == 1.0 and abs(peak) < _MAX_DIRECT
             shifted = values if is_direct else np.subtract(values, peak, out=_row(2, len(values)))
-            weights = np.exp(shifted, out=row)
-            if candidates.mask is not None:
-                np.multiply(weights, candidates.mask, out=weights)
+            weights = np.exp(shifted, out=_row(1, len(values)))
+            if mask is not None:
+                np.multiply(weights, mask, out=weights)
             sums = block_sums(weights)
             total = float(sums.sum())
             target = params.top_p * total
             if target <= (math.exp(peak) if is_direct else 1.0):  # the peak alone reaches the target
                 return candidates.select(np.array([values.argmax()]))
-            candidates = dataclasses.replace(
-                candidates, shifted=shifted, weights=weights, target=target, rest=total - target
-            )
-            if params.temperature == 1.0:
-                candidates = dataclasses.replace(candidates, sums=sums)
-            elif found is None:
+            is_final = params.temperature == 1.0
+            if not is_final and found is None:
                 found = around_nucleus(weights, total, params.top_p)
+            own_sums = sums if is_final else None
+            candidates = Candidates(ids, values, peak, mask, lowest, shifted, weights, target, total - target, own_sums)
+        elif self._floor is not None:
+            candidates = Candidates(ids, values, peak, mask, lowest)
         return candidates if found is None else candidates.select(found)
 
     def _cut_ranked(self, candidates: Candidates) -> Candidates:
