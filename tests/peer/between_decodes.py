@@ -54,6 +54,7 @@ MIXES = {
 }
 NUM_ROWS = 32  # different rows of logits, more than the processor's caches hold
 WARM_UP_STEPS = 40
+SPIN_S = 0.001
 
 
 class Device:
@@ -119,7 +120,10 @@ class Device:
             self._cpu_s = time.thread_time()
 
     def _sleep(self) -> None:
-        time.sleep(max(0.0, self._ends_at_s - time.perf_counter()))
+        """Wait for the end of the step. At last this spins, as CUDA does: a timer would come too late."""
+        time.sleep(max(0.0, self._ends_at_s - SPIN_S - time.perf_counter()))
+        while time.perf_counter() < self._ends_at_s:
+            time.sleep(0)  # lets other threads run
 
     def use_adapter(self, adapter: str) -> None: ...
     def clear_abort(self) -> None: ...
