@@ -231,8 +231,9 @@ class Admission:
     def _add_chunk_ends(self, sequence: Sequence) -> None:
         """Choose positions where a chunk of the prompt must end.
 
-        Choose none for full attention, or if the prompt may not stay in the cache. Other memory can save its state only
-        at the end of a chunk. So a chunk should end where a later prompt may diverge:
+        Choose none if the prompt may not stay in the cache. For full attention, choose only the boundary of a prompt
+        that is computed ahead: what follows is lost if the prompt grows, so a later step computes it. Other memory can
+        save its state only at the end of a chunk. So a chunk should end where a later prompt may diverge:
 
         1. At the `boundaries` of the spec, such as the end of the system prompt.
         2. Before the last token if there are no boundaries, for a request that repeats the prompt.
@@ -242,10 +243,12 @@ class Admission:
         Sliding-window memory can be cut near its end, so only rule 1 applies to it.
         """
         kind, spec = self._runner.memory_kind, sequence.spec
-        if not spec.write_cache or kind is MemoryKind.FULL_ATTENTION:
+        if not spec.write_cache:
             return
         if spec.is_ahead and spec.boundaries:
             sequence.add_chunk_end(spec.boundaries[-1])
+        if kind is MemoryKind.FULL_ATTENTION:
+            return
         # A boundary near the end needs no extra step if the cells can be cut there later.
         last = sequence.num_prompt - (_MIN_SHARED if kind in CUTTABLE else 1)
         for boundary in spec.boundaries:

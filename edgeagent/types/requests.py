@@ -250,7 +250,7 @@ class GenerateRequest(Struct, frozen=True):
     logprobs: return log probabilities, with this many alternatives for each token; None: return none.
     prefill_only: compute and cache the prompt, but generate nothing.
     is_ahead: compute it before it is needed, in time that no other request uses. With `prefill_only`, the last user
-    message may grow: a memory that cannot be cut leaves out its last word, and what follows it in the prompt.
+    message may grow: its last word, and what follows it in the prompt, are computed last.
     timeout_s: the most seconds that the whole request may take (None: no limit).
     is_part: the beginning of another request, which is measured as a whole. It counts as an answer only if it fails.
     waited_s: how long its client has waited before the service gets it, behind others or for a summary. It counts in
