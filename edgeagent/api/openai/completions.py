@@ -43,7 +43,8 @@ async def run_all(service: Service, requests: Sequence[GenerateRequest], sinks: 
     if len(requests) == 1:
         await service.generate(requests[0], sinks[0])
         return
-    num_at_once = MAX_BYTES_AT_ONCE // max(1, *(held_bytes(each.prompt) for each in requests))
+    prompts = {id(each.prompt): each.prompt for each in requests}.values()  # choices share theirs
+    num_at_once = MAX_BYTES_AT_ONCE // max(1, *map(held_bytes, prompts))
     places = asyncio.Semaphore(min(MAX_AT_ONCE, max(1, num_at_once)))
 
     async def run(request: GenerateRequest, sink: Sink) -> None:
