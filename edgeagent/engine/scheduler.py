@@ -188,7 +188,7 @@ def shortest_target_s(sequences: Iterable[Sequence]) -> float:
     return min((sequence.token_s for sequence in sequences if sequence.is_decoding), default=math.inf)
 
 
-def _asked_target_s(sequences: Iterable[Sequence]) -> float:
+def asked_target_s(sequences: Iterable[Sequence]) -> float:
     """Return the shortest target that a stream asked for, in seconds per token; infinite if none did."""
     asked = (each.token_s for each in sequences if each.is_decoding and each.spec.token_s is not None)
     return min(asked, default=math.inf)
@@ -343,7 +343,7 @@ class Scheduler:
             return urgent
         if not prompts or not streams:
             return prompts or urgent
-        costs, asked_s = self._cost_model, _asked_target_s(streams)
+        costs, asked_s = self._cost_model, asked_target_s(streams)
         limit_s = max(shortest_target_s(streams), min(_HURRIED_STEP_S, asked_s)) - self._overhead_s
         num, depth = sum(each.num_pending for each in prompts), max(each.num_computed for each in prompts)
         own, beside = StepShape(0, num_cells), StepShape.of([(1, each.num_computed) for each in streams], num_cells)
@@ -519,7 +519,7 @@ class Scheduler:
         if limit_s == math.inf:
             return self._prompt_budget(base, depth, None)
         budget_s = limit_s / num_turns - self._overhead_s
-        hurried_s = max(budget_s, min(_HURRIED_STEP_S, _asked_target_s(others) - self._overhead_s))
+        hurried_s = max(budget_s, min(_HURRIED_STEP_S, asked_target_s(others) - self._overhead_s))
         if any(sequence.spec.delivered for sequence in prompts):
             return self._prompt_budget(base, depth, hurried_s)
         if first.span is not None and base.num_tokens:  # embeddings, of which an image has many, beside streams

@@ -42,7 +42,7 @@ class Offer:
 
 
 def allocate(
-    offers: Items[Offer], target_steps_s: Items[float], num_sequences: int, budget_s: float = math.inf
+    offers: Items[Offer], target_steps_s: Items[float], num_sequences: int, max_s: float = math.inf
 ) -> tuple[list[int], float]:
     """Return how many tokens to draft for each offer, and the factor by which drafts raise the tokens per second.
 
@@ -52,9 +52,8 @@ def allocate(
       drafted.
     - `num_sequences`: how many sequences decode, with or without an offer. Each gets one token from a step without
       drafts.
-    - `budget_s`: the inter-token-latency budget in seconds; see `longest_s`.
+    - `max_s`: the most seconds of a step with drafts; see `longest_s`.
     """
-    max_s = longest_s(target_steps_s, budget_s)
     tokens = sorted(
         (-chance, position, index)
         for index, offer in enumerate(offers)
@@ -136,28 +135,35 @@ def add_asked(
     offers: Items[Offer],
     num_others: int,
     target_steps_s: Items[float],
-    budget_s: float,
+    max_s: float,
 ) -> list[int]:
     """Return how many tokens to draft for clients that asked for `asked_counts`, beside `counts` for others.
 
     - `asked`, `offers`: the offers behind `asked_counts` and `counts`.
     - `num_others`: how many of the decoding streams have clients that did not ask for drafts. The drafts are shortened
-      until each of these streams keeps MIN_STREAM_RATE_SHARE of its rate, and the step takes at most `longest_s`.
+      until each of these streams keeps MIN_STREAM_RATE_SHARE of its rate, and the step takes at most `max_s`.
       Without such streams they are shortened only if `target_steps_s` has no time for that many tokens.
     """
-    max_s, found = sys.float_info.max, list(asked_counts)
-    if num_others:
+    found = list(asked_counts)
+    if not num_others:
+        max_s = sys.float_info.max
+    else:
         tokens = [1.0 + sum(offer.chances[:count]) for offer, count in zip(offers, counts, strict=True)]
         slowest = min(tokens) if len(tokens) == num_others else 1.0
-        max_s = min(slowest * target_steps_s[0] / MIN_STREAM_RATE_SHARE, longest_s(target_steps_s, budget_s))
+        max_s = min(slowest * target_steps_s[0] / MIN_STREAM_RATE_SHARE, max_s)
     while any(found) and expected_s([*counts, *found], [*offers, *asked], target_steps_s) > max_s:
         found[found.index(max(found))] -= 1
     return found
 
 
-def longest_s(target_steps_s: Items[float], budget_s: float) -> float:
-    """Return how long a step with drafts may take: _MAX_STRETCH plain steps, or `budget_s` if that is longer."""
-    return max(budget_s, _MAX_STRETCH * target_steps_s[0])
+def longest_s(plain_s: float, budget_s: float, asked_s: float = math.inf) -> float:
+    """Return how many seconds a step with drafts may take, if one without takes `plain_s`.
+
+    These are _MAX_STRETCH plain steps, or `budget_s`, the inter-token-latency budget, if that is longer. But they are
+    at most `asked_s`, the shortest target that a stream asked for, if a plain step keeps it.
+    """
+    allowed_s = max(budget_s, _MAX_STRETCH * plain_s)
+    return min(allowed_s, asked_s) if plain_s <= asked_s else allowed_s
 
 
 def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:

@@ -15,6 +15,7 @@ from itertools import takewhile
 
 from edgeagent.engine.costs.cost_model import FLASH_TILE, CostModel, StepShape, TimeShare
 from edgeagent.engine.media_tokens import is_medium
+from edgeagent.engine.scheduler import asked_target_s
 from edgeagent.engine.sequence import Rank, Sequence
 from edgeagent.engine.speculation.acceptance import Acceptance, Ending, Experience, min_chances
 from edgeagent.engine.speculation.allocation import (
@@ -199,6 +200,8 @@ class Proposals:
         self.drafters = drafters
         """The sources of proposals."""
         self._costs, self._itl_budget_s = costs, itl_budget_s
+        # Of this step: the shortest target that a stream asked for, and the most seconds with drafts.
+        self._asked_s = self._max_s = math.inf
         self._clock, self._is_end = clock, is_end
         self._max_tokens = min(drafters.max_tokens, MAX_DRAFTED)
         self._has_sources = self._max_tokens > 0 and (drafters.model is not None or drafters.ngrams is not None)
@@ -235,6 +238,7 @@ class Proposals:
     def propose(self, running: Items[Sequence], num_cells: int = 0) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id, for decoding sequences only. `num_cells`: how many cells are in use."""
         started_s, self._num_accepted, self._has_computed = self._clock(), 0, False
+        self._asked_s = asked_target_s(running)
         proposals = self._proposed(running, num_cells)
         if self.drafters.are_even and proposals:
             proposals = self._cut_even(proposals, [sequence.id for sequence in running if sequence.is_decoding])
@@ -333,6 +337,7 @@ class Proposals:
             return {}
         started_s = self._clock()
         times = self._look_up(plain, len(free))
+        self._max_s = longest_s(times.target_s[0], self._itl_budget_s, self._asked_s)
         by_sequence = [self._offers(sequence, min(rooms[sequence.id], self._max_tokens), times) for sequence in free]
         plan = self._choose([offers for offers in by_sequence if offers], times.target_s, len(rooms))
         proposals, to_draft = dict[str, tuple[int, ...]](), list[tuple[Sequence, int]]()
@@ -443,7 +448,7 @@ class Proposals:
             best = self._best(self._ready(asked), target_s, num_sequences).offers
             counts = [min(each.sequence.spec.draft_tokens or 0, len(each.chances)) for each in best]
             others, num_others = (plan.counts, plan.offers), num_sequences - len(asked)
-            added = add_asked(counts, best, *others, num_others, target_s, self._itl_budget_s)
+            added = add_asked(counts, best, *others, num_others, target_s, self._max_s)
             plan = replace(plan, offers=plan.offers + best, counts=plan.counts + added)
         if self.drafters.are_even:
             least = min(plan.counts, default=0) if len(plan.counts) == len(by_sequence) else 0
@@ -469,7 +474,7 @@ class Proposals:
         Streams share the draft model's steps. The drafts of one stream alone may not pay, but those of all may.
         """
         best = [max(offers, key=lambda each: best_rate(each, target_s, num_sequences)) for offers in by_sequence]
-        counts, gain = allocate(best, target_s, num_sequences, self._itl_budget_s)
+        counts, gain = allocate(best, target_s, num_sequences, self._max_s)
         return _Plan(best, counts, gain)
 
     def _decide_catching_up(
@@ -580,7 +585,6 @@ class Proposals:
         """
         target_s, found = times.target_s, []
         rate = plan.gain * num_sequences / max(target_s[0], 1e-9)
-        max_s = longest_s(target_s, self._itl_budget_s)
         for sequence, count in to_draft:
             if count:
                 least, planned = list[float](), count
@@ -589,7 +593,7 @@ class Proposals:
                         count = min(len(target_s) - 1, sequence.max_length - len(sequence.tokens) - 1)
                     token_s, others = times.draft_s[num_drafting] / num_drafting, sum(plan.counts) - planned
                     step_s = [target_s[others + number] + number * token_s for number in range(count + 1)]
-                    while count > planned and step_s[count] > max_s:
+                    while count > planned and step_s[count] > self._max_s:
                         count -= 1
                     least = min_chances(rate, self._acceptance(sequence, MODEL).shared.rate, step_s[: count + 1])
                 confidence = self.experience.confidence(sequence.spec.sampler.kind)

@@ -392,6 +392,31 @@ def test_a_copied_text_is_faster_where_a_token_more_costs_little(base_s: float, 
     assert gain >= (1.5 if token_s < base_s else 0.98)
 
 
+def test_drafts_keep_the_time_to_the_next_token_that_a_client_asked_for() -> None:
+    """The steps of a copied text take up to 100 ms, the usual budget. One that may take 50 keeps that too."""
+    longest_s = {}
+    for target_s in (None, 0.05):
+        clock = FakeClock()
+        runner = Copying(num_cells=4096, max_batch=512, max_outputs=512, end_token=-1)
+        runner.clock, runner.base_s, runner.token_s = clock, 0.03, 0.002
+        prefixes = PrefixStore(runner, costs=runner.costs(), clock=clock)
+        drafters = Drafters(None, NgramDrafter(), planning_share=ALWAYS)
+        engine = Engine(runner, max_running=4, drafters=drafters, prefixes=prefixes, clock=clock)
+        chance = random.Random(3)
+        prompt = [chance.randint(1, 49) for _ in range(200)]
+        asked = engine.add(SequenceSpec("asked", prompt, greedy(), max_tokens=300, token_s=target_s))
+        engine.add(SequenceSpec("other", prompt, greedy(), max_tokens=300))
+        while not asked.num_output:
+            engine.step()
+        longest_s[target_s] = 0.0
+        while asked.num_output < 300:
+            began_s = clock()
+            engine.step()
+            longest_s[target_s] = max(longest_s[target_s], clock() - began_s)
+        assert asked.num_accepted > 100
+    assert 0.06 < longest_s[None] <= 0.101 and longest_s[0.05] <= 0.0505
+
+
 def test_a_repeatable_answer_is_spared_unless_its_client_asks() -> None:
     drafters = Drafters(None, NgramDrafter(), planning_share=ALWAYS, spares_repeatable=True)
     proposals = Proposals(drafters, measured(lambda size: 0.02), clock=lambda: 0.0)
