@@ -28,7 +28,7 @@ from edgeagent.engine.choices import Tree, grow
 from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape, TimeShare
 from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.runner import Slice
-from edgeagent.engine.sequence import Rank, Sequence
+from edgeagent.engine.sequence import Rank, Sequence, asked_target_s
 
 # The smallest useful prompt chunk: a smaller one does not fill a tile of a CPU kernel and takes as long.
 MIN_CHUNK = 32
@@ -186,12 +186,6 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
 def shortest_target_s(sequences: Iterable[Sequence]) -> float:
     """Return the shortest target of the sequences that decode, in seconds per token; infinite if they have none."""
     return min((sequence.token_s for sequence in sequences if sequence.is_decoding), default=math.inf)
-
-
-def asked_target_s(sequences: Iterable[Sequence]) -> float:
-    """Return the shortest target that a stream asked for, in seconds per token; infinite if none did."""
-    asked = (each.token_s for each in sequences if each.is_decoding and each.spec.token_s is not None)
-    return min(asked, default=math.inf)
 
 
 def share_urgency(running: Collection[Sequence], waiting: Collection[Sequence]) -> None:

@@ -405,3 +405,9 @@ class Sequence:
         """Whether only the last generated token is left to compute, so that the next step gives another token."""
         num_tokens = len(self.tokens)
         return num_tokens - self.num_computed == 1 and num_tokens > self.num_prompt
+
+
+def asked_target_s(sequences: Iterable[Sequence]) -> float:
+    """Return the shortest target that a stream asked for, in seconds per token; infinite if none did."""
+    asked = (each.token_s for each in sequences if each.is_decoding and each.spec.token_s is not None)
+    return min(asked, default=math.inf)

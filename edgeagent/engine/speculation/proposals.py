@@ -15,8 +15,7 @@ from itertools import takewhile
 
 from edgeagent.engine.costs.cost_model import FLASH_TILE, CostModel, StepShape, TimeShare
 from edgeagent.engine.media_tokens import is_medium
-from edgeagent.engine.scheduler import asked_target_s
-from edgeagent.engine.sequence import Rank, Sequence
+from edgeagent.engine.sequence import Rank, Sequence, asked_target_s
 from edgeagent.engine.speculation.acceptance import Acceptance, Ending, Experience, min_chances
 from edgeagent.engine.speculation.allocation import (
     MAX_DRAFTED,
