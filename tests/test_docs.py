@@ -307,7 +307,7 @@ def test_the_guides_policy_is_whole_and_right(machine_policy: Path) -> None:
 NUMBERS = [
     ("architecture/engine.md", f"at least {MIN_CHUNK} tokens, beside streams {MIN_CHUNK_WITH_STREAMS},"),
     ("architecture/engine.md", f"on a slow machine {MIN_SLOW_CHUNK}."),
-    ("architecture/engine.md", f"At least {MIN_ROWS_WITH_STREAMS} embeddings are in it."),
+    ("architecture/engine.md", f"beside at least {MIN_ROWS_WITH_STREAMS} embeddings of the chunk."),
     ("architecture/cache.md", f"covers {MIN_BLOCK_TOKENS} to {MAX_BLOCK_TOKENS} consecutive tokens"),
     ("architecture/cache.md", f"that fits into {BLOCK_BYTES >> 20} MiB, but not fewer than {MIN_BLOCK_TOKENS} "),
     ("architecture/cache.md", f"may have as few as {MIN_PART}."),
