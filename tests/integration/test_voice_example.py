@@ -85,7 +85,6 @@ class Room:
 TURN = ["end of speech", "first token", "first sentence", "first sound"]
 
 
-@pytest.mark.slow(seconds=5)
 async def test_it_answers_and_is_interrupted(
     client: Client, recogniser: Recogniser, capsys: pytest.CaptureFixture[str]
 ) -> None:
