@@ -62,6 +62,8 @@ class RecentAnswers(Store):
             return known
         num_changes = self._num_changes
         found = await self.store.get(key)
+        if found is None and num_changes != self._num_changes:  # an equal question may have been answered meanwhile
+            num_changes, found = self._num_changes, await self.store.get(key)
         if found is not None and num_changes == self._num_changes and len(msgpack.encode(found)) <= MAX_BYTES:
             self._answers[key] = found
             if len(self._answers) > MAX_ANSWERS:

@@ -72,6 +72,13 @@ async def test_what_is_read_while_it_is_forgotten_is_not_held(held: RecentAnswer
     assert await held.get(key_of(1)) is None
 
 
+async def test_what_is_kept_while_it_is_looked_up_is_found(held: RecentAnswers) -> None:
+    reading = asyncio.create_task(held.get(key_of(1)))
+    await asyncio.sleep(0)  # it asks the thread before the thread is asked to keep
+    held.put(key_of(1), answer(1))
+    assert await reading == answer(1)
+
+
 async def test_an_old_answer_is_not_given_and_a_newer_one_is(held: RecentAnswers, clock: Clock) -> None:
     held.put(key_of(1), answer(1))
     assert await held.get(key_of(1)) is not None
