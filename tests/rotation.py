@@ -1,6 +1,7 @@
 """A share of the long tests beside the others, chosen by a seed. Continuous integration uses the date as its seed.
 
-Of a test with many cases on one path, the mark `daily` runs some in each run and makes the others slow ones.
+Of a test with many cases on one path, the mark `daily` runs some in each run and makes the others slow ones: the first
+so many, or those that it names by their ids.
 
 Without a seed a run is the same every day. `ROTATING_TESTS=2026-11-22` selects the share of that day, and gives a share
 of the property tests other examples. The end of a run prints the seed and the selected tests.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +20,10 @@ import pytest
 
 VARIABLE = "ROTATING_TESTS"
 NAME = "rotated"
-# The slow tests of a share take this many seconds together on two quiet cores, by their marks. A test that takes more
-# than SHORT_S does not fit beside others: each share has one of them, of at most MAX_TEST_S.
-BUDGET_S = 20.0
+# The slow tests of a share take this many seconds together on two quiet cores, by their marks: within about five weeks
+# each has had its day. A test that takes more than SHORT_S does not fit beside others: each share has one of them, of at
+# most MAX_TEST_S.
+BUDGET_S = 60.0
 SHORT_S = 15.0
 MAX_TEST_S = 120.0
 # One in this many property tests tries other examples than usual.
@@ -88,15 +90,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _mark_rest(items: Sequence[pytest.Item]) -> None:
-    """Mark as slow all cases of a test but the first ones, as many as its mark `daily` says."""
-    num_cases: Counter[str] = Counter()
+    """Mark as slow all cases of a test but those that its mark `daily` counts or names.
+
+    If it names a case that is not there, none is marked: a case that gets another name is not lost.
+    """
+    marks: dict[str, pytest.Mark] = {}
+    cases: defaultdict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
         mark = item.get_closest_marker("daily")
         if mark is not None and item.get_closest_marker("slow") is None:
-            name = item.nodeid.partition("[")[0]
-            num_cases[name] += 1
-            if num_cases[name] > mark.args[0]:
-                item.add_marker(pytest.mark.slow(**mark.kwargs))
+            name, _, case = item.nodeid.removesuffix("]").partition("[")
+            marks[name] = mark
+            cases[name][case] = item
+    for name, mark in marks.items():
+        found = cases[name]
+        num_first = sum(each for each in mark.args if isinstance(each, int))
+        daily = {*list(found)[:num_first], *(each for each in mark.args if isinstance(each, str))}
+        for case in found.keys() - daily if daily <= found.keys() else ():
+            found[case].add_marker(pytest.mark.slow(**mark.kwargs))
 
 
 def _seconds(item: pytest.Item) -> float | None:

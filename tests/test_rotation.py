@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings, strategies
 
 @pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(80))
 def test_short(number): pass
 
 @pytest.mark.slow(seconds=100)
@@ -35,6 +35,14 @@ def test_unknown(): pass
 @pytest.mark.daily(2)
 @pytest.mark.parametrize("number", range(5))
 def test_first_cases(number): pass
+
+@pytest.mark.daily(1, "3")
+@pytest.mark.parametrize("number", range(5))
+def test_named_cases(number): pass
+
+@pytest.mark.daily("three")
+@pytest.mark.parametrize("number", range(5))
+def test_lost_name(number): pass
 
 SEEN = []
 
@@ -54,7 +62,7 @@ INI = """
 addopts = -q -rA -m "not slow" -p no:cacheprovider
 markers =
     slow: long
-    daily: first cases
+    daily: first or named cases
 testpaths = share
 """
 
@@ -120,7 +128,7 @@ def test_a_seed_takes_its_share_and_says_so(run: Run, days: tuple[list[str], lis
     assert sum("test_short" in line for line in taken(output)) == rotation.BUDGET_S / 2
     assert taken(run(day, "-p", "xdist", "-n", "2")) == taken(output)
     assert taken(run(another_day)) != taken(output)
-    assert f" passed, {50 - len(taken(output))} deselected in " in output.splitlines()[-1]
+    assert f" passed, {93 - len(taken(output))} deselected in " in output.splitlines()[-1]
 
 
 def test_a_run_without_a_seed_is_the_same_every_day(run: Run) -> None:
@@ -129,12 +137,15 @@ def test_a_run_without_a_seed_is_the_same_every_day(run: Run) -> None:
     assert "taken along" not in output
 
 
-def test_a_test_s_first_cases_run_each_day_and_the_others_are_slow(run: Run) -> None:
-    def cases(output: str) -> list[str]:
-        return [line.partition("test_first_cases")[2] for line in output.splitlines() if "test_first_cases" in line]
+@pytest.mark.parametrize(
+    ("name", "daily"), [("test_first_cases", "01"), ("test_named_cases", "03"), ("test_lost_name", "01234")]
+)
+def test_a_test_s_first_or_named_cases_run_each_day_and_the_others_are_slow(run: Run, name: str, daily: str) -> None:
+    def cases(output: str) -> str:
+        return "".join(line.partition(f"{name}[")[2][0] for line in output.splitlines() if f"{name}[" in line)
 
-    assert cases(run(None)) == ["[0]", "[1]"]
-    assert cases(run(None, "-m", "slow", "-k", "test_first_cases")) == ["[2]", "[3]", "[4]"]
+    assert cases(run(None)) == daily
+    assert cases(run(None, "-m", "slow")) == "".join(each for each in "01234" if each not in daily)
 
 
 def test_a_share_of_the_property_tests_has_other_examples(run: Run, days: tuple[list[str], list[str]]) -> None:

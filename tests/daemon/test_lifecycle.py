@@ -119,7 +119,6 @@ def test_a_runtime_file_that_is_lost_or_swapped_is_written_again(tmp_path: Path)
                 time.sleep(0.02)
 
 
-@pytest.mark.daily(1, seconds=1)
 @STOPPABLE
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGTERM)])
 def test_signals_end_it_in_peace(tmp_path: Path, number: signal.Signals) -> None:

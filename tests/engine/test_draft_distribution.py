@@ -94,7 +94,7 @@ def chi_square(tokens: list[int]) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-@pytest.mark.daily(1, seconds=2)
+@pytest.mark.daily("random", seconds=2)
 @pytest.mark.parametrize("rule", [None, "right", pytest.param("wrong", marks=pytest.mark.slow(seconds=2)), "random"])
 def test_tokens_have_the_probabilities_of_the_target(rule: str | None) -> None:
     tokens = drawn(rule)

@@ -56,7 +56,7 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.daily(6, seconds=1)
+@pytest.mark.daily(6, "0-hybrid-True-AsynchronousRunner", seconds=1)
 @pytest.mark.parametrize(("seed", "kind", "speculative", "runner_class"), SCHEDULES)
 def test_the_law_over_random_schedules(
     seed: int, kind: MemoryKind, speculative: bool, runner_class: type[FakeRunner]

@@ -83,7 +83,6 @@ def post(daemon: Daemon, **fields: Any) -> httpx.Response:
     return httpx.post(f"{daemon.url}/v1/responses", json=body, timeout=patient(120))
 
 
-@pytest.mark.slow(seconds=4)
 def test_a_small_frame_refers_to_a_long_chain(attacked: Daemon) -> None:
     url = f"ws://127.0.0.1:{attacked.port}/v1/responses"
     with canary(attacked), connect(url, max_size=None) as socket:
@@ -113,7 +112,6 @@ def test_the_same_ids_in_many_stored_responses(attacked: Daemon) -> None:
     assert len(httpx.get(url, params={"limit": 100}).json()["data"]) == 100, "copies of a reference add nothing"
 
 
-@pytest.mark.slow(seconds=3)
 def test_ids_are_short_and_the_limit_of_stored_bytes_holds(attacked: Daemon) -> None:
     with canary(attacked):
         assert post(attacked, input=[{"type": "reasoning", "id": "a" * 7_900_000}]).status_code == 400

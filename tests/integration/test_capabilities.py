@@ -55,7 +55,6 @@ def info_of(path: Path) -> ModelInfo:
         host.close()
 
 
-@pytest.mark.daily(4, seconds=0.2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_model_can_do_what_its_header_says(kind: str, tmp_path: Path) -> None:
     path = make(kind, tmp_path)

@@ -97,7 +97,7 @@ class Machine:
         self._host.close()
 
 
-@pytest.mark.daily(4, seconds=0.5)
+@pytest.mark.daily(*(f"{kind}-f16" for kind in MEMORIES), "full_attention-q8_0", seconds=0.5)
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_type: KvType) -> None:
@@ -132,7 +132,6 @@ def test_what_comes_back_is_what_was_there(tmp_path: Path, kind: MemoryKind, kv_
     third.close()
 
 
-@pytest.mark.daily(2, seconds=0.5)
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_a_prompt_is_found_again_to_its_end_whatever_was_answered(tmp_path: Path, kind: MemoryKind) -> None:
     """The next turn diverges where the answer began if the answer is edited, or read as other tokens."""

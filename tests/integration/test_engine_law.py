@@ -377,7 +377,6 @@ class RuleDraft(DraftModel):
 QUICK_RULES = ((MemoryKind.FULL_ATTENTION, "right"), (MemoryKind.SLIDING_WINDOW, "random"))
 
 
-@pytest.mark.daily(1, seconds=4)
 @pytest.mark.parametrize(
     ("kind", "rule"),
     [

@@ -306,7 +306,7 @@ def run(engine: Engine, model: Model, rng: random.Random, known: list[list[int]]
     return list(asked.values())
 
 
-@pytest.mark.daily(3, seconds=1)
+@pytest.mark.daily(3, "nemotron-h-mixed-f32-4", seconds=1)
 @pytest.mark.usefixtures("_always_draft")
 @pytest.mark.parametrize(("rule", "config", "parallel"), CASES)
 def test_whatever_is_drafted_the_answers_stay(path: Path, config: EngineConfig, rule: str, parallel: int) -> None:

@@ -154,7 +154,6 @@ def test_gone_on_with_from_any_token(begin: Begin, kind: str, num_prompt: int) -
         assert rest.logprobs == whole.logprobs[len(delivered.tokens) :]
 
 
-@pytest.mark.daily(2, seconds=0.5)
 @pytest.mark.parametrize("kind", MEMORIES)
 def test_every_memory_goes_on_as_it_was(begin: Begin, kind: MemoryKind) -> None:
     request = ask_for(300, max_tokens=60)
