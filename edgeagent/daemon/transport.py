@@ -411,9 +411,10 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection to the WebSocket protocol if RFC 6455 (section 4.1) allows this handshake.
 
-        Refuse it while an earlier request is still being answered, since the handshake would write into that answer.
+        Refuse it while an earlier request is still being answered, since the handshake would write into that answer,
+        and while its client does not read an earlier answer, since that is counted here.
         """
-        is_answering = self.cycle is not None and not self.cycle.response_complete
+        is_answering = self._unread is not None or (self.cycle is not None and not self.cycle.response_complete)
         if self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or is_answering:
             self._refuse(HTTPStatus.BAD_REQUEST)
         else:

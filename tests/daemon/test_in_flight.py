@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import struct
 
 import httpx
@@ -135,6 +136,36 @@ async def test_requests_count_until_they_end_and_no_client_takes_the_room_of_oth
         gate.opened.set()
         assert {(await task).status_code for task in held} == {200}
         assert (await post(large)).status_code == 200
+
+
+async def test_no_websocket_is_opened_behind_an_unread_answer() -> None:
+    backend = FakeBackend(lambda _: (Started(1, 0), TextDelta("x" * (8 << 20)), finished()))
+    async with running(backend) as daemon:
+        opened = socket.socket()
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.connect(("127.0.0.1", daemon.port))
+        reader, writer = await asyncio.open_connection(sock=opened, limit=1)  # it reads no more than that ahead
+        host, body = f"HTTP/1.1\r\nHost: 127.0.0.1:{daemon.port}\r\n", b'{"input":"x","store":false}'
+        head = f"POST /v1/responses {host}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        connections = daemon.server.server_state.connections
+
+        def unread() -> list[Arrival]:
+            guarded = [each for each in connections if isinstance(each, transport.GuardedHttp)]
+            return [each._unread for each in guarded if each._unread is not None and each.cycle.response_complete]
+
+        await eventually(lambda: bool(unread()))
+        (arrival,) = unread()
+        writer.write(
+            f"GET /v1/responses {host}Upgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
+        )
+        answers = await reader.read()
+        while piece := await reader.read(1 << 20):
+            answers += piece
+        assert answers.count(b"HTTP/1.1 200") == 1 and b"HTTP/1.1 400" in answers and b"HTTP/1.1 101" not in answers
+        await eventually(lambda: not arrival.num_bytes)
+        writer.close()
 
 
 async def test_pieces_of_a_message_count_together_and_a_read_message_does_not() -> None:
