@@ -237,13 +237,11 @@ class ServerConfig(Section, frozen=True):
 
     @property
     def max_in_flight_bytes(self) -> int:
-        """The memory for what clients send and do not read, and for requests until they end: eight of the largest."""
-        return 8 * max(self.max_body_bytes, self.max_frame_bytes)
+        """The memory for what clients send and do not read, and for requests until they end: eight of the largest.
 
-    @property
-    def max_kept_bytes(self) -> int:
-        """The memory for what the clients of all WebSockets may continue: eight of the largest messages."""
-        return self.max_in_flight_bytes
+        What WebSockets keep for their clients to continue may take as much again.
+        """
+        return 8 * max(self.max_body_bytes, self.max_frame_bytes)
 
     @property
     def is_token_needed(self) -> bool:

@@ -106,7 +106,7 @@ def create_app(
         keys=keys,
         pulls=Pulls(config.store, config.state_dir),
         in_flight=in_flight,
-        kept=InFlight(config.server.max_kept_bytes),
+        kept=InFlight(config.server.max_in_flight_bytes),
         slo=slo or SloLedger(),
         answers=answers,
     )

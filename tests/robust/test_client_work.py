@@ -61,7 +61,7 @@ TIMEOUT_S = patient(60)
 STEP_S = 0.02
 MAX_KEPT_MIB = 20.0
 # What sockets may hold: the larger of the bounds of all, and what is being read and written.
-MAX_HELD_MIB = SERVER.max_kept_bytes / MIB + 192.0
+MAX_HELD_MIB = SERVER.max_in_flight_bytes / MIB + 192.0
 CHAT, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/completions"
 CHOOSE = "/edgeagent/choose"
 HANDSHAKE = (
@@ -644,7 +644,7 @@ def members() -> list[Member]:
             unread(created(input=[], generate=False, tools=echoed_tools())),
             "bounded",
         ),
-        member("idle histories", SERVER.max_kept_bytes, kept_histories, "bounded"),
+        member("idle histories", SERVER.max_in_flight_bytes, kept_histories, "bounded"),
         member("creates that wait on many sockets", SERVER.max_in_flight_bytes, waiting_creates, "bounded"),
         member("half-open sockets", SERVER.max_connections, half_open, "opened"),
     ]

@@ -129,7 +129,7 @@ async def test_what_waits_on_many_sockets_has_one_bound() -> None:
 
 async def test_what_connections_keep_has_one_bound() -> None:
     """The connection that has kept the most for the longest time forgets its responses, and its client is told so."""
-    config = limited(max_kept_bytes=200_000)  # an answer repeats its input
+    config = limited(max_in_flight_bytes=200_000)  # an answer repeats its input
     async with AsyncExitStack() as held:
         daemon = await held.enter_async_context(running(FakeBackend(), config))
         url = f"ws://127.0.0.1:{daemon.port}/v1/responses"
@@ -155,7 +155,7 @@ async def test_what_connections_keep_has_one_bound() -> None:
 
 async def test_a_realtime_conversation_counts_among_what_is_kept() -> None:
     async with (
-        running(FakeBackend(), limited(max_kept_bytes=200_000)) as daemon,
+        running(FakeBackend(), limited(max_in_flight_bytes=200_000)) as daemon,
         connect(f"ws://127.0.0.1:{daemon.port}/v1/realtime") as first,
         connect(f"ws://127.0.0.1:{daemon.port}/v1/realtime") as second,
     ):
