@@ -165,7 +165,7 @@ class PayloadTooLarge(InvalidRequest):
 
 
 class Overloaded(EdgeAgentError):
-    """The queue or a budget is full. A retry may succeed."""
+    """The queue or a budget is full, or the client's requests hold too many bytes. A retry may succeed."""
 
     code = "queue_full"
 

@@ -240,6 +240,11 @@ PROMISES = [
         "Logs, metrics and traces never contain prompts or answers",
         "tests/robust/test_I6_no_content.py::test_neither_logs",
     ),
+    (
+        SECURITY,
+        "A client's only request is never refused for what others hold once it has arrived",
+        "tests/daemon/test_in_flight.py::test_the_requests_of_a_client_take_at_most_what_all_leave_free_and_its_first",
+    ),
     (SECURITY, "The daemon listens on loopback.", "tests/robust/test_A4_bind.py::test_other_addresses_of_this"),
     (SECURITY, "Only the owner may change the machine, use the network or see other users' work.", ACCESS),
     (

@@ -6,8 +6,9 @@ import hashlib
 from sys import getsizeof
 
 import msgspec
+from msgspec.structs import astuple
 
-from edgeagent.types import ChatPrompt, GenerateRequest, Message, Prompt, TextPrompt
+from edgeagent.types import ChatPrompt, GenerateRequest, Message, TextPrompt
 
 _TOKEN_ID_BYTES = 4
 # Of usual text. The tokenizer of a remote's model is not available here.
@@ -37,16 +38,22 @@ def prompt_bytes(request: GenerateRequest) -> int:
             return _TOKEN_ID_BYTES * len(prompt.tokens)
 
 
-def held_bytes(prompt: Prompt) -> int:
-    """Return about how much memory a prompt takes, with its images and sounds. No text is read for it."""
-    match prompt:
-        case ChatPrompt(messages, tools, media=media):
-            texts = [message.content for message in messages] + [tool.parameters for tool in tools]
-            return sum(map(getsizeof, texts)) + sum(len(each.data) for each in media)
-        case TextPrompt(text, suffix, files=files):
-            return sum(map(getsizeof, (text, suffix or "", *(file for _, file in files))))
-        case _:
-            return getsizeof(prompt.tokens)
+def held_bytes(*values: msgspec.Struct) -> int:
+    """Return about how much memory requests, prompts or queries take. What they share counts once; no text is read."""
+    num_bytes, seen, parts = 0, set[int](), list[object](values)
+    for part in parts:  # it grows
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        num_bytes += getsizeof(part)
+        if isinstance(part, msgspec.Struct):
+            parts.extend(astuple(part))
+        elif isinstance(part, tuple) and part:
+            if isinstance(part[0], int):  # token ids, which may be many
+                num_bytes += len(part) * getsizeof(part[0])
+            else:
+                parts.extend(part)
+    return num_bytes
 
 
 def tools_bytes(prompt: ChatPrompt) -> int:

@@ -6,8 +6,8 @@ While the daemon drains, it refuses new requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,7 @@ from edgeagent.errors import (
     DeadlineUnreachable,
     EdgeAgentError,
     InternalError,
+    Overloaded,
     RequestTimeout,
 )
 from edgeagent.metrics.meter import ABANDONED, NO_TARGET, UNKNOWN, Meter
@@ -53,7 +54,7 @@ WithCaller = Callable[[GenerateRequest], GenerateRequest]
 """Returns a copy of a request with its caller's name, the number of hops, and the limits of the caller and its tier."""
 
 Hold = Callable[[str, int], AbstractContextManager[None]]
-"""Counts the bytes of a client's request while its `with` block runs; raises Overloaded if they are too many."""
+"""Counts the bytes of a client's requests while its `with` block runs; raises Overloaded if they are too many."""
 
 Trace = Callable[[GenerateRequest, Meter, str], None]
 """Called at the end of each generation, with its request, its measurements and how it ended."""
@@ -126,11 +127,31 @@ class LiveService:
         client's requests hold too many bytes, DeadlineUnreachable or RequestTimeout if the request has waited too long
         before, or the service's errors.
         """
+        with self.holding(request):
+            await self.generate_held(request, sink)
+
+    @contextmanager
+    def holding(self, *requests: GenerateRequest) -> Iterator[None]:
+        """Count the bytes of requests of one client, which are answered together, during the `with` block.
+
+        What they share counts once. Raise BackendUnavailable while draining, and Overloaded, as the end of each
+        request, if its client's requests hold too many bytes.
+        """
+        self._refuse_if_draining()
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._hold(requests[0].cache.partition, held_bytes(*requests)))
+            except Overloaded as error:
+                for request in map(self._with_caller, requests):
+                    meter = Meter(partial(self._label, request.model), Ending(), request, self._target(request))
+                    self._settle(request, meter, error.code)
+                raise
+            yield
+
+    async def generate_held(self, request: GenerateRequest, sink: Sink) -> None:
+        """Run a request as `generate` does, within the `holding` of its answer."""
         request = self._with_caller(request)
-        # What is computed ahead waits for idle time, and its client for none of it.
-        target = NO_TARGET if request.is_ahead else target_of(request, self.targets)
-        with self._hold(request.cache.partition, held_bytes(request.prompt)):
-            await self._run(request, sink, target)
+        await self._run(request, sink, self._target(request))
 
     def give(self, request: GenerateRequest, end: Finished) -> Finished:
         """Measure an answer that was generated ahead and that its client gets now as a whole: `request.so_far`.
@@ -180,33 +201,35 @@ class LiveService:
             self._ahead.discard(request.id)
             self._settle(request, meter, code)
 
-    async def embed(self, model: str, query: Embed) -> Sequence[Embedding]:
-        """Return the vectors of texts, one for each input, in the same order.
+    async def embed(self, model: str, query: Embed, client: str = "") -> Sequence[Embedding]:
+        """Return the vectors of texts, one for each input, in the same order. `client`: the partition of the sender.
 
         Raise the errors of Models.ask, BackendUnavailable while draining, Unauthorized when the client's token is
-        revoked, or InternalError if the number or the length of the vectors is wrong.
+        revoked, Overloaded if its client's requests hold too many bytes, or InternalError if the number or the length
+        of the vectors is wrong.
         """
-        embeddings = (await self._compute(model, query)).embeddings
+        embeddings = (await self._compute(model, query, client)).embeddings
         lengths = {len(embedding.vector) for embedding in embeddings}
         if len(embeddings) != len(query.inputs) or len(lengths) != 1 or max(lengths) % 4:
             raise InternalError(f"{len(embeddings)} embeddings of {lengths} bytes came for {len(query.inputs)} texts")
         return embeddings
 
-    async def rank(self, model: str, query: Rerank) -> Sequence[Score]:
-        """Return the scores, one for each document, in the same order. Raise the errors of `embed`."""
-        scores = (await self._compute(model, query)).scores
+    async def rank(self, model: str, query: Rerank, client: str = "") -> Sequence[Score]:
+        """Return the scores, one for each document, in the same order. See `embed` for `client` and the errors."""
+        scores = (await self._compute(model, query, client)).scores
         if len(scores) != len(query.documents):
             raise InternalError(f"{len(scores)} scores came for {len(query.documents)} documents")
         return scores
 
-    async def _compute(self, model: str, query: Embed | Rerank) -> QueryAnswer:
+    async def _compute(self, model: str, query: Embed | Rerank, client: str) -> QueryAnswer:
         """Answer a query that takes long. It counts as a request; other queries do not, and go to `models.ask`."""
         self._refuse_if_draining()
         self.num_total += 1
         request_id = f"embed-{self.num_total}"
         self.live.begin(request_id)
         try:
-            return await unless_revoked(self.models.ask(model, query))
+            with self._hold(client, held_bytes(query)):
+                return await unless_revoked(self.models.ask(model, query))
         finally:
             self.live.end(request_id)
 
@@ -249,6 +272,10 @@ class LiveService:
     def _refuse_if_draining(self) -> None:
         if self.is_draining:
             raise BackendUnavailable("the daemon is stopping; send the request again when it is back", retry_after_s=5)
+
+    def _target(self, request: GenerateRequest) -> Target:
+        # What is computed ahead waits for idle time, and its client for none of it.
+        return NO_TARGET if request.is_ahead else target_of(request, self.targets)
 
     def _label(self, model: str) -> str:
         """Return a model's canonical name, for the measurements; the default model's if `model` is unknown.

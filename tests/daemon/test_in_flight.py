@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import struct
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from edgeagent import freed_memory
 from edgeagent.api.gate.body_limit import Arrival, BodyLimit, InFlight
 from edgeagent.daemon import transport
 from edgeagent.errors import Overloaded
-from edgeagent.types import Started, TextDelta
+from edgeagent.types import QueryAnswer, Started, TextDelta, TextQuery
 from tests.backends.fake import FakeBackend, Gate, finished
 from tests.daemon.running import Running, exchange, limited, read_reply, running
 from tests.fakes import FakeClock
@@ -138,6 +139,74 @@ async def test_requests_count_until_they_end_and_no_client_takes_the_room_of_oth
         assert (await post(large)).status_code == 200
 
 
+LONG = "x" * 60 * KIB
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": LONG})}}
+LARGE: dict[str, dict[str, Any]] = {
+    "arguments": {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}, USER]},
+    "reasoning": {"messages": [USER, {"role": "assistant", "content": "x", "reasoning_content": LONG}, USER]},
+    "description": {
+        "messages": [USER],
+        "tools": [{"type": "function", "function": {"name": "f", "description": LONG}}],
+    },
+    "schema": {
+        "messages": [USER],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "f", "schema": {"description": LONG}}},
+    },
+}
+
+
+@pytest.mark.parametrize("fields", LARGE.values(), ids=LARGE)
+async def test_all_texts_of_a_request_count(fields: dict[str, Any]) -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: (Started(1, 0), gate, TextDelta("yes"), finished()))
+    async with running(backend, SMALL) as daemon:
+        sent = [
+            asyncio.create_task(daemon.http.post(f"{daemon.url}/v1/chat/completions", json=fields)) for _ in range(4)
+        ]
+        await eventually(lambda: sum(task.done() for task in sent) + len(backend.requests) >= 4)
+        gate.opened.set()
+        assert sorted([(await task).status_code for task in sent]) == [200, 200, 429, 429]
+
+
+async def test_texts_to_embed_and_to_rank_count() -> None:
+    gate, num_asked = asyncio.Event(), 0
+
+    class Waiting(FakeBackend):
+        async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
+            nonlocal num_asked
+            num_asked += 1
+            await gate.wait()
+            return await super().ask(name, query)
+
+    async with running(Waiting(), SMALL) as daemon:
+        sent = [
+            asyncio.create_task(daemon.http.post(f"{daemon.url}/v1/{route}", json={"model": "fake", **fields}))
+            for route, fields in (("embeddings", {"input": LONG}), ("rerank", {"query": "x", "documents": [LONG]})) * 2
+        ]
+        await eventually(lambda: sum(task.done() for task in sent) + num_asked >= 4)
+        gate.set()
+        assert sorted([(await task).status_code for task in sent]) == [200, 200, 429, 429]
+
+
+async def test_the_choices_of_a_create_are_admitted_as_a_whole() -> None:
+    gate = Gate()
+    backend = FakeBackend(lambda _: (Started(1, 0), gate, TextDelta("yes"), finished()))
+    async with running(backend, SMALL) as daemon:
+
+        def post(**fields: object) -> asyncio.Task[httpx.Response]:
+            return asyncio.create_task(daemon.http.post(f"{daemon.url}/v1/completions", json=fields))
+
+        shared = post(prompt=LONG, n=8)
+        await eventually(lambda: len(backend.requests) == 8 or shared.done())
+        other = post(prompt=LONG)
+        await eventually(lambda: len(backend.requests) == 9 or other.done())
+        assert (await post(prompt=["x" * 10 * KIB, "y" * 50 * KIB])).status_code == 429, "10 KiB alone would fit"
+        assert len(backend.requests) == 9, "no choice began"
+        gate.opened.set()
+        assert [(await each).status_code for each in (shared, other)] == [200, 200]
+
+
 async def test_no_websocket_is_opened_behind_an_unread_answer() -> None:
     backend = FakeBackend(lambda _: (Started(1, 0), TextDelta("x" * (8 << 20)), finished()))
     async with running(backend) as daemon:
@@ -251,7 +320,7 @@ class TestLimit:
             clock.advance(0.1)
         assert cut == [f"small {number}" for number in range(8)]
 
-    async def test_the_requests_of_a_client_take_at_most_what_all_leave_free(self) -> None:
+    async def test_the_requests_of_a_client_take_at_most_what_all_leave_free_and_its_first_is_admitted(self) -> None:
         limit, cut = InFlight(100), list[str]()
         arriving = self.begin(limit, cut, "arriving")
         arriving.hold(40, is_whole=False)
@@ -263,6 +332,8 @@ class TestLimit:
                 assert cut == ["arriving"]
                 with limit.holding("d", 2):
                     pass
+            with limit.holding("e", 60), pytest.raises(Overloaded), limit.holding("e", 1):
+                pass
         with limit.holding("a", 100):
             pass
 

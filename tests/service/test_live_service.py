@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from edgeagent.errors import (
     DeadlineUnreachable,
     EdgeAgentError,
     ModelNotFound,
+    Overloaded,
     RequestTimeout,
     WorkerCrashed,
 )
@@ -103,6 +105,32 @@ async def test_each_end_is_told_once() -> None:
         ("d", "fake", "abandoned"),
         ("e", "fake", "model_not_found"),
     ]
+
+
+async def test_a_request_that_is_too_large_now_is_refused_and_told_as_each_other() -> None:
+    held, ends = list[int](), list[tuple[str, str]]()
+
+    @contextmanager
+    def hold(client: str, num_bytes: int) -> Iterator[None]:
+        held.append(num_bytes)
+        raise Overloaded("too many bytes")
+        yield
+
+    def note(asked: GenerateRequest, meter: Meter, end: str) -> None:
+        ends.append((asked.id, end))
+
+    service = LiveService(backend := FakeBackend(), anonymous, note, hold=hold)
+    with pytest.raises(Overloaded):
+        await consume(steps_of(service.generate, request("a")))
+    first = request("b")
+    with pytest.raises(Overloaded), service.holding(first, replace(first, id="c")):
+        pass
+    assert ends == [("a", "queue_full"), ("b", "queue_full"), ("c", "queue_full")]
+    assert held[0] <= held[1] < 1.5 * held[0], "the prompt counts once"
+    service.begin_drain()
+    with pytest.raises(BackendUnavailable):
+        await consume(steps_of(service.generate, request("d")))
+    assert len(held) == 2 and not backend.requests
 
 
 async def test_what_is_computed_ahead_has_no_latency() -> None:

@@ -1,7 +1,7 @@
 """Limits on a request's body, applied while it is received: its size, its time, and its part of all bytes in flight.
 
 A single body or frame has a limit of its own, but a hundred that never end would take the machine's memory. So all
-bytes that clients have sent, over all connections, have one limit too.
+that the daemon holds for its clients, over all connections, has one limit too (see InFlight).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class InFlight:
     If they take more than `max_bytes`, unfinished ones are cut: those of the client that takes the most, and first the
     one that has held the most bytes for the longest time. Many small ones then do not cut another client's large one. A
     body or frame that has arrived as a whole is never cut, and counts until the application has read it. What waits on
-    a WebSocket after that, and what a client does not read, counts as unfinished. The prompt of a request counts until
-    the request ends (see `holding`).
+    a WebSocket after that, and what a client does not read, counts as unfinished. A request counts until it ends (see
+    `holding`).
 
     Another instance counts what WebSockets keep between frames, which is unfinished too.
     """
@@ -50,11 +50,11 @@ class InFlight:
     def holding(self, client: str, num_bytes: int) -> Iterator[None]:
         """Count a request of `num_bytes` during the `with` block.
 
-        Raise Overloaded if the requests of its client would take more than all requests leave free. So a client may
-        take half, and every other one finds room.
+        Raise Overloaded if its client has others, and they would take with it more than all requests leave free. So one
+        client may take half, and another half of the rest. A client that has none is admitted whatever others hold.
         """
         own_bytes, all_bytes = self._requests[client], self._requests.total()
-        if own_bytes + num_bytes > self.max_bytes - all_bytes:
+        if own_bytes and own_bytes + num_bytes > self.max_bytes - all_bytes:
             raise Overloaded(
                 f"the {num_bytes} bytes of this request are too many now: its client's other requests hold {own_bytes} "
                 f"bytes, and all together {all_bytes} of {self.max_bytes}; send it again when one has ended",

@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of
-from edgeagent.api.gate.access import is_owners
+from edgeagent.api.gate.access import client_of, is_owners
 from edgeagent.api.ollama.body import OPTIONS, known_name
 from edgeagent.api.openai.embeddings import json_response, read_inputs, vectors_json
 from edgeagent.api.wire.body import Settings, between, read_body, validate
@@ -129,7 +129,7 @@ async def _embed(
     loaded_ns = time.monotonic_ns()
     if query is None:
         return (), loaded_ns
-    embeddings = await unless_disconnected(request.receive, service.embed(model, query))
+    embeddings = await unless_disconnected(request.receive, service.embed(model, query, client_of(request)))
     if is_unloaded_after:
         await _load(request, model, kept_s)
     return embeddings, loaded_ns

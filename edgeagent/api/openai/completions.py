@@ -28,17 +28,18 @@ from edgeagent.api.wire.sse import unless_disconnected
 from edgeagent.backends.prompts import held_bytes
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError
-from edgeagent.service.service import Service
+from edgeagent.service.live_service import LiveService
 from edgeagent.types import Finished, GenerateRequest, Sink, Step, replace
 
 MAX_AT_ONCE, MAX_BYTES_AT_ONCE = 8, 32 << 20
 
 
-async def run_all(service: Service, requests: Sequence[GenerateRequest], sinks: Sequence[Sink]) -> None:
+async def run_all(service: LiveService, requests: Sequence[GenerateRequest], sinks: Sequence[Sink]) -> None:
     """Run all requests to their ends, each with its sink.
 
     At most MAX_AT_ONCE requests run at a time, and fewer if their prompts, which have images, take more than
-    MAX_BYTES_AT_ONCE. If one request fails, its error is raised, and the others are cancelled.
+    MAX_BYTES_AT_ONCE. If one request fails, its error is raised, and the others are cancelled. The bytes of all are
+    held until the last has ended, so none is refused for them once the first has begun.
     """
     if len(requests) == 1:
         await service.generate(requests[0], sinks[0])
@@ -49,12 +50,13 @@ async def run_all(service: Service, requests: Sequence[GenerateRequest], sinks: 
 
     async def run(request: GenerateRequest, sink: Sink) -> None:
         async with places:
-            await service.generate(request, sink)
+            await service.generate_held(request, sink)
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for request, sink in zip(requests, sinks, strict=True):
-                group.create_task(run(request, sink))
+        with service.holding(*requests):
+            async with asyncio.TaskGroup() as group:
+                for request, sink in zip(requests, sinks, strict=True):
+                    group.create_task(run(request, sink))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 

@@ -16,6 +16,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from edgeagent.api.context import context_of
+from edgeagent.api.gate.access import client_of
 from edgeagent.api.openai.text_body import TextsOrTokens, read_tokens
 from edgeagent.api.wire.body import Body, Settings, between, read_body, validate
 from edgeagent.api.wire.fields import MAX_INT32, ModelName
@@ -116,7 +117,7 @@ async def create_embeddings(request: Request) -> Response:
     service = context_of(request).service
     body, query = await read_body(request, read_embeddings, EmbeddingsBody)
     model = body.model or service.models.default()
-    embeddings = await unless_disconnected(request.receive, service.embed(model, query))
+    embeddings = await unless_disconnected(request.receive, service.embed(model, query, client_of(request)))
     is_base64 = body.encoding_format == "base64"
     entries = (
         b'{"object":"embedding","index":%d,"embedding":%s}' % (index, vector)
@@ -196,7 +197,8 @@ async def create_embedding(request: Request) -> Response:
     service = context_of(request).service
     body, query = await read_body(request, read_embedding, EmbeddingBody)
     model = body.model or service.models.default()
-    vectors = await vectors_json(await unless_disconnected(request.receive, service.embed(model, query)))
+    embeddings = await unless_disconnected(request.receive, service.embed(model, query, client_of(request)))
+    vectors = await vectors_json(embeddings)
     entries = (b'{"index":%d,"embedding":[%s]}' % (index, vector) for index, vector in enumerate(vectors))
     return Response(await asyncio.to_thread(_listed, entries), media_type="application/json")
 
@@ -270,7 +272,7 @@ async def rerank(request: Request) -> JSONResponse:
     service = context_of(request).service
     body, query = await read_body(request, read_rerank, RerankBody)
     model = body.model or service.models.default()
-    scores = await unless_disconnected(request.receive, service.rank(model, query))
+    scores = await unless_disconnected(request.receive, service.rank(model, query, client_of(request)))
     num_tokens = sum(score.num_tokens for score in scores)
     ranking: Ranking = {
         "object": "list",

@@ -38,7 +38,8 @@ from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.backends.base import Models
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import BackendUnavailable, EdgeAgentError, InvalidRequest, NotSupported
-from edgeagent.service.service import Service, status_of
+from edgeagent.service.live_service import LiveService
+from edgeagent.service.service import status_of
 from edgeagent.types import (
     ChatPrompt,
     ChoiceScores,
@@ -229,13 +230,14 @@ def _without_input(request: GenerateRequest) -> GenerateRequest:
     return replace(request, id=f"{request.id}-empty", prompt=replace(prompt, messages=messages))
 
 
-async def _score(service: Service, requests: Sequence[GenerateRequest]) -> list[_Scored]:
+async def _score(service: LiveService, requests: Sequence[GenerateRequest]) -> list[_Scored]:
     """Run all requests at the same time, and return the scores of each. Raise the first error of any of them."""
     sinks = [_Scored() for _ in requests]
     try:
-        async with asyncio.TaskGroup() as group:
-            for request, sink in zip(requests, sinks, strict=True):
-                group.create_task(service.generate(request, sink))
+        with service.holding(*requests):
+            async with asyncio.TaskGroup() as group:
+                for request, sink in zip(requests, sinks, strict=True):
+                    group.create_task(service.generate_held(request, sink))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     if any(sink.finished is None or sink.scores is None for sink in sinks):
