@@ -111,7 +111,8 @@ def until_changed(read: Callable[[Path], T]) -> Callable[[Path], T]:
 
     @wraps(read)
     def current(path: Path) -> T:
-        return read_at(path, file_stamp(path.resolve()))
+        # Path.resolve raises RuntimeError for a loop of links, which is for `read` to report.
+        return read_at(path, file_stamp(Path(os.path.realpath(path))))
 
     return current
 

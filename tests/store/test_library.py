@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeagent.config import StoreConfig
-from edgeagent.errors import ModelDamaged, ModelNotFound, StoreError
+from edgeagent.errors import ModelDamaged, ModelLoadFailed, ModelNotFound, StoreError
 from edgeagent.store import library as library_module
 from edgeagent.store.gguf.header import GgufHeader, read_header
 from edgeagent.store.hub.cache import HubCache
@@ -185,4 +185,7 @@ def test_a_header_is_read_again_when_its_file_has_changed(tmp_path: Path, monkey
     assert len(read) == 2
     path.unlink()
     with pytest.raises(ModelNotFound):
+        current_header(path)
+    path.symlink_to(path)
+    with pytest.raises((ModelNotFound, ModelLoadFailed)):
         current_header(path)
