@@ -23,6 +23,7 @@ class Site(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
         self.num_open: list[int] = []
+        self.opened, self.has_opened = threading.Event(), False
         self.state_dir = state_dir
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -57,6 +58,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, RED + bytes(MAX_MEDIA_BYTES // 2 - len(RED)))
             case "/packed":
                 self._answer(200, RED, ("Content-Encoding", "gzip"))
+            case "/held.png":
+                site.opened.wait(5)
+                site.has_opened = True
+                self._answer(200, RED)
             case "/slow":
                 threading.Event().wait(5)
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from openai import APIStatusError, AsyncOpenAI, BadRequestError
+from websockets.asyncio.client import connect
 
 from edgeagent.backends.remote.image_fetcher import MAX_OF_CLIENT
 from edgeagent.config import Config, ServerConfig
@@ -250,6 +252,42 @@ async def test_a_result_of_a_call_comes_before_its_response_has_ended(daemon: Ru
         backend.script = echo
         ends = (event.type async for event in connection if event.type in ("error", "response.completed"))
         assert [await anext(ends), await anext(ends)] == ["response.completed"] * 2
+
+
+@pytest.mark.parametrize("path", ["responses", "realtime"])
+async def test_a_cancel_passes_an_image_that_is_fetched(daemon: Running, site: Site, path: str) -> None:
+    """On its connection, and what comes behind the image keeps its place."""
+    backend, is_realtime = daemon.service, path == "realtime"
+    assert isinstance(backend, FakeBackend)
+    backend.script = behind(Gate())
+
+    async def end() -> str:
+        async for text in socket:
+            event = json.loads(text)
+            if event["type"] in ("response.incomplete", "response.completed", "response.done"):
+                return str(event["response"]["status"])
+        raise AssertionError("the connection has ended")
+
+    async def send(kind: str, **fields: Any) -> None:
+        await socket.send(json.dumps({"type": kind, **fields}))
+
+    async with connect(f"ws://127.0.0.1:{daemon.port}/v1/{path}") as socket:
+        await send("response.create", **({"response": {"instructions": "Greet."}} if is_realtime else {"input": "Hi"}))
+        await backend.until(lambda each: bool(each.requests))
+        item = {**shown(f"http://{site.host}/held.png")[0], "type": "message"}
+        if is_realtime:
+            await send("conversation.item.create", item=item)
+        else:
+            await send("response.create", input=[item])
+        await eventually(lambda: bool(site.paths))
+        await send("response.cancel")
+        assert await end() in ("incomplete", "cancelled") and not site.has_opened
+        backend.script = echo
+        if is_realtime:
+            await send("response.create")
+        site.opened.set()
+        assert await end() == "completed"
+        assert last_prompt(daemon).media == (media(RED),)
 
 
 async def test_nothing_is_fetched_for_a_realtime_conversation_that_stays_here(daemon: Running, site: Site) -> None:

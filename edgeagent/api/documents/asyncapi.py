@@ -228,7 +228,7 @@ Prompts are computed ahead: when the settings change, and when an item is added 
 `edgeagent: {{"ahead": true}}` in the settings, the answer begins too.
 
 An item may name a file of a binary frame, as for `/v1/responses`. A message with an image that the session's model \
-finds damaged is refused, and not added.
+finds damaged is refused, and not added, if the model is loaded.
 
 Audio is refused: each event `input_audio_buffer.*` with an error (`append` once), and so are the modality `audio` and \
 parts of items with audio in this API's form. An event has at most {MAX_EVENT_BYTES:,} bytes, and the conversation \

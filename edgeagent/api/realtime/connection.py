@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 
@@ -27,7 +28,10 @@ from edgeagent.conversation.items import MessageItem, media_of, to_messages
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError, InvalidRequest
 from edgeagent.media_files import with_notes
-from edgeagent.types import ChatPrompt, RenderPrompt
+from edgeagent.types import ChatPrompt, RenderPrompt, WorkerState
+
+# A model reads an image in some tens of milliseconds. If it is busy for longer, a damaged image fails the answers.
+CHECK_S = 2.0
 
 routes = Routes()
 
@@ -74,26 +78,41 @@ class RealtimeConnection(Connection):
         prepared = await run_inline_or_in_thread(num_bytes, partial(self._realtime.prepare, received))
         return self._realtime.receive(prepared)
 
+    def _cancelled(self, text: str) -> list[Action] | None:
+        received = read_event(text)
+        event = received.event
+        is_cancel = isinstance(event, RealtimeResponseCancel) and self._realtime.can_cancel(event.response_id)
+        return self._realtime.receive(received) if is_cancel else None
+
     async def _refused_if_damaged(self, received: Received) -> Received:
         """Return an event, or its refusal if it adds an image or a sound that the session's model finds damaged.
 
-        Such an item would fail all later answers. Any other reason why it cannot be shown concerns the answers.
+        Such an item would fail all later answers. Any other reason why it cannot be shown concerns the answers. A model
+        that is not loaded is not asked, and not for longer than CHECK_S.
         """
         items = to_items([received.event.item]) if isinstance(received.event, ItemCreate) else ()
         if not any(isinstance(item, MessageItem) and item.media for item in items):
             return received
         shown = ChatPrompt(to_messages(None, items), media=media_of(items))
-        refusal = await self._why_refused(shown)
-        # The template may refuse a message alone.
-        if refusal is None or await self._why_refused(with_notes(shown, lambda *_: "[file]")) is not None:
+        try:
+            async with asyncio.timeout(CHECK_S):
+                refusal = await self._why_refused(shown)
+                # The template may refuse a message alone.
+                if refusal is None or await self._why_refused(with_notes(shown, lambda *_: "[file]")) is not None:
+                    return received
+        except TimeoutError:
             return received
         message = f"item: {refusal.message}; send another file"
         return replace(received, event=InvalidRequest(message, param="item"))
 
     async def _why_refused(self, prompt: ChatPrompt) -> InvalidRequest | None:
         """Return why a prompt is wrong for the session's model, whatever that supports; None if that is unknown."""
+        models = self._service.models
         try:
-            await self._service.models.ask(self._realtime.model, RenderPrompt(prompt))
+            name = models.find(self._realtime.model)
+            names = (name, name.rpartition("+")[0])  # that of an adapter's model
+            if any(each.name in names and each.state is WorkerState.READY for each in models.statuses()):
+                await models.ask(name, RenderPrompt(prompt))
         except EdgeAgentError as error:
             return error if type(error) is InvalidRequest else None
         return None

@@ -255,10 +255,19 @@ class RealtimeSession:
             changed["edgeagent"] = usual.model_copy(update=own.model_dump(exclude_none=True))
         return changed
 
-    def _cancel(self, response_id: str | None) -> list[Action]:
+    def can_cancel(self, response_id: str | None) -> bool:
+        """Whether a cancel finds its response under way."""
+        return any(self._found(response_id))
+
+    def _found(self, response_id: str | None) -> Iterator[tuple[str | None, AskedResponse]]:
+        """Yield the responses that a cancel may mean, with their lanes: one, if it is under way."""
         for lane, asked in self._under_way():
             if asked.id == response_id if response_id else lane is None:
-                return self.session.receive(OtherFrame({"type": "response.cancel", "stream_id": lane}))
+                yield lane, asked
+
+    def _cancel(self, response_id: str | None) -> list[Action]:
+        for lane, _ in self._found(response_id):
+            return self.session.receive(OtherFrame({"type": "response.cancel", "stream_id": lane}))
         raise NoActiveResponse("Cancellation failed: no active response found", param=response_id and "response_id")
 
     @property

@@ -13,6 +13,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from edgeagent.api.realtime import connection as connection_module
 from edgeagent.api.realtime.body import Received
 from edgeagent.api.realtime.session import RealtimeSession
 from edgeagent.api.responses.socket.outbox import Close, Outbox, Send
@@ -23,6 +24,7 @@ from edgeagent.types import (
     Delta,
     FinishReason,
     GenerateRequest,
+    ModelStatus,
     QueryAnswer,
     RenderPrompt,
     Started,
@@ -30,10 +32,11 @@ from edgeagent.types import (
     TextQuery,
     ToolCallDelta,
     ToolCallStarted,
+    WorkerState,
 )
 from tests.api.realtime.realtime_client import check_event, kinds, message
 from tests.api.serving import serve
-from tests.backends.fake import FakeBackend, Gate, finished
+from tests.backends.fake import FakeBackend, Gate, Script, echo, finished
 from tests.daemon.running import running
 from tests.media import BLUE, RED, data_url, media
 from tests.patience import patient
@@ -220,6 +223,70 @@ async def test_an_item_with_a_damaged_image_is_refused() -> None:
         # Here it cannot be known what is wrong.
         await send(socket, "conversation.item.create", item=showing(data_url(BLUE), "alone"))
         await until(socket, "conversation.item.done")
+
+
+class BusyBackend(ReadingBackend):
+    """Answers a question about an image when `is_free` is set. Its model is in `state`."""
+
+    def __init__(self, script: Script = echo) -> None:
+        super().__init__(script)
+        self.is_free = asyncio.Event()
+        self.state = WorkerState.READY
+
+    def statuses(self) -> list[ModelStatus]:
+        return [ModelStatus("fake", self.state)]
+
+    async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
+        answer = await super().ask(name, query)
+        if isinstance(query, RenderPrompt):
+            await self.is_free.wait()
+        return answer
+
+
+async def test_a_cancel_passes_what_waits_for_a_check() -> None:
+    backend = BusyBackend(lambda _: (Started(1, 0), TextDelta("a"), Gate(), finished()))
+    async with serve(backend) as address, connect(f"ws://{address}/v1/realtime") as socket:
+        await send(socket, "response.create", response={"instructions": "Greet."})
+        await until(socket, "response.output_text.delta")
+        await send(socket, "conversation.item.create", item={"id": "shown", **showing(data_url(RED))})
+        await send(socket, "conversation.item.create", item={"id": "next", **message("What is it?")})
+        await send(socket, "response.cancel")
+        events = await until(socket, "response.done")
+        assert events[-1]["response"]["status"] == "cancelled"
+        assert not any(event.get("item", {}).get("id") in ("shown", "next") for event in events)
+        await send(socket, "response.cancel", event_id="late")
+        backend.is_free.set()
+        events = await until(socket, "error")
+        added = [event["item"]["id"] for event in events if event["type"] == "conversation.item.added"]
+        assert added == ["shown", "next"]
+        assert events[-1]["error"]["event_id"] == "late", "it finds no response, so it keeps its place"
+
+
+async def test_a_cancel_does_not_pass_the_response_that_it_is_for() -> None:
+    backend = BusyBackend(lambda request: [] if request.prefill_only else [Started(1, 0), Gate()])
+    async with serve(backend) as address, connect(f"ws://{address}/v1/realtime") as socket:
+        await send(socket, "conversation.item.create", item=showing(data_url(RED)))
+        await backend.until(lambda _: any(isinstance(query, RenderPrompt) for query in backend.queries))
+        await send(socket, "response.create")
+        await send(socket, "response.cancel")
+        backend.is_free.set()
+        assert (await until(socket, "response.done"))[-1]["response"]["status"] == "cancelled"
+
+
+async def test_an_item_that_cannot_be_checked_in_time_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "CHECK_S", 0.01)
+    async with serve(BusyBackend()) as address, connect(f"ws://{address}/v1/realtime") as socket:
+        await send(socket, "conversation.item.create", item=showing(data_url(RED)))
+        await until(socket, "conversation.item.done")
+
+
+async def test_an_item_loads_no_model() -> None:
+    backend = BusyBackend()
+    backend.state = WorkerState.STOPPED
+    async with serve(backend) as address, connect(f"ws://{address}/v1/realtime") as socket:
+        await send(socket, "conversation.item.create", item=showing(data_url(BLUE)))
+        await until(socket, "conversation.item.done")
+    assert not backend.queries
 
 
 def showing(url: str, *texts: str) -> Json:

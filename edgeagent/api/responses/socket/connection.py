@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import WebSocket
 from pydantic_core import to_json
@@ -73,6 +74,12 @@ STALL_S = 10.0
 _NOT_READ = "the client does not read"
 CLOSE_S = 1.0
 
+# While a frame waits, this much is read behind it, and one frame more: a cancel among them passes.
+MAX_EARLY_BYTES = 64 << 10
+MAX_CANCEL_CHARS = 4 << 10
+
+T = TypeVar("T")
+
 routes = Routes()
 
 
@@ -87,15 +94,17 @@ class Connection:
     """One client's socket, from its handshake to its end. The session decides what to do, and the connection does it.
 
     Security has already checked the handshake. The HTTP server sends the pings and limits the rate of frames. One task
-    reads and never waits for a request, and each request has a task. What is in the outbox is written at once, or by a
-    task while the client's socket is full or a response is being stored.
+    reads and never waits for a request, and each request has a task, as has each frame. What is in the outbox is
+    written at once, or by a task while the client's socket is full or a response is being stored.
     """
 
     def __init__(self, websocket: WebSocket, context: Context) -> None:
         self._websocket = websocket
         self._send: Callable[[Message], Awaitable[None]] = websocket.scope.get(SEND_KEY, websocket.send)
         self._outbox = Outbox()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._early: deque[Message] = deque()  # the frames that came while an earlier one waits
+        self._arriving: asyncio.Task[Message] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._is_writing = False
         self._is_closed = asyncio.Event()  # the outbox is not written any more
@@ -153,6 +162,7 @@ class Connection:
                     self._files.close()
                     # The objects of a connection refer to each other, so that they may be freed minutes later.
                     self._outbox.clear()
+                    self._early.clear()
                     self._held.end()
                     self._session.history.clear()
                     self._kept.end()
@@ -174,18 +184,60 @@ class Connection:
         return False
 
     async def _read(self) -> None:
-        while True:
-            message = await self._websocket.receive()
-            if message["type"] == "websocket.disconnect":
-                return
-            text = message.get("text")
-            if text is None:
-                self._perform(await self._take_file(message.get("bytes") or b""))
-            else:
-                self._perform(await self._receive(text))
-            del message, text  # a frame may be large, and the next one late
+        """Act on the frames in order. While one waits, as for an image, a cancel of what is under way passes it."""
+        while (message := await self._next_message())["type"] != "websocket.disconnect":
+            work = self._start(self._act_on(message))
+            del message  # a frame may be large, and the next one late
             # Many frames may have arrived at once. `receive` does not let others run while there are more.
             await asyncio.sleep(0)
+            while not work.done():
+                await self._read_beside(work)
+            work.result()
+
+    async def _next_message(self) -> Message:
+        if self._early:
+            message = self._early.popleft()
+            self._hold()
+            return message
+        arriving, self._arriving = self._arriving, None
+        return await (arriving or self._websocket.receive())
+
+    async def _read_beside(self, work: asyncio.Task[None]) -> None:
+        """Wait for `work`, or for a frame. Pass the frame's cancel to the session, or keep the frame for its turn."""
+        is_last = bool(self._early) and self._early[-1]["type"] == "websocket.disconnect"
+        if self._arriving is None and not is_last and self._num_early_bytes < MAX_EARLY_BYTES:
+            self._arriving = self._start(self._websocket.receive())
+        if self._arriving is None:
+            await asyncio.wait({work})
+            return
+        await asyncio.wait({work, self._arriving}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._arriving.done():
+            return
+        message, self._arriving = self._arriving.result(), None
+        text = message.get("text") or ""
+        is_short = len(text) <= MAX_CANCEL_CHARS
+        actions = self._cancelled(text) if is_short and "response.cancel" in text else None
+        if actions is None:
+            self._early.append(message)
+        self._perform(actions or [])
+
+    @property
+    def _num_early_bytes(self) -> int:
+        """About the memory of the frames that were read before their turn."""
+        return sum(512 + len(message.get("text") or message.get("bytes") or "") for message in self._early)
+
+    async def _act_on(self, message: Message) -> None:
+        text = message.get("text")
+        if text is None:
+            self._perform(await self._take_file(message.get("bytes") or b""))
+        else:
+            self._perform(await self._receive(text))
+
+    def _cancelled(self, text: str) -> list[Action] | None:
+        """Return the actions of a frame that cancels what is under way; None for any other frame."""
+        frame = read_frame(text)
+        is_cancel = isinstance(frame, OtherFrame) and self._session.can_cancel(frame)
+        return self._session.receive(frame) if is_cancel else None
 
     async def _take_file(self, data: bytes) -> list[Action]:
         """Keep the file of a binary frame, which the next creates may name."""
@@ -282,7 +334,8 @@ class Connection:
         if (num_kept_bytes := self._num_kept_bytes) != self._kept.num_bytes:
             self._kept.renew()
             self._kept.hold(num_kept_bytes, is_whole=False)
-        num_bytes = self._session.num_waiting_bytes + (self._outbox.num_bytes if self._outbox.is_full else 0)
+        num_bytes = self._session.num_waiting_bytes + self._num_early_bytes
+        num_bytes += self._outbox.num_bytes if self._outbox.is_full else 0
         if num_bytes != self._held.num_bytes and not self._stall.is_found.is_set():
             self._held.hold(num_bytes, is_whole=False)
 
@@ -310,7 +363,7 @@ class Connection:
         self._why_closed = why
         self._stall.is_found.set()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine as a task in this client's context. If it still runs when the connection ends, cancel it.
 
         The caller's context may be another client's: a cancel can come from another connection.

@@ -256,6 +256,20 @@ class Session:
                 self._receive_other(frame)
         return self._take()
 
+    def can_cancel(self, frame: OtherFrame) -> bool:
+        """Whether a frame is a cancel of a response that is under way, so that no earlier frame matters to it."""
+        if frame.fields.get("type") != "response.cancel":
+            return False
+        live = self._named(frame.fields)
+        return live is not None and live.is_under_way
+
+    def _named(self, cancel: Json) -> LaneTurn | None:
+        """Return the response that a cancel names, by its id or its lane."""
+        if response_id := cancel.get("response_id") or None:
+            return self._lanes.turn(response_id)
+        lane = self._lanes.find(cancel.get("stream_id"))
+        return lane.live if lane else None
+
     def _receive_other(self, frame: OtherFrame) -> None:
         match frame.fields.get("type"):
             case "response.cancel":
@@ -566,15 +580,13 @@ class Session:
         response_id = frame.get("response_id") or None
         if response_id is None:
             lane = self._lanes.find(frame.get("stream_id"))
-            live = lane.live if lane else None
             if lane and lane.fetching:
                 lane.is_fetch_cancelled = True
         else:
-            live = self._lanes.turn(response_id)
             lane = next((each for each in self._lanes if each.ahead and each.ahead.revision_id == response_id), None)
         if lane is not None:
             self._end_ahead(lane)
-        self._cancel_live(live)
+        self._cancel_live(self._named(frame))
 
     def _cancel_live(self, live: LaneTurn | None) -> None:
         # Unknown and finished ids are ignored: a late error would be read as the next turn's failure.
