@@ -208,6 +208,7 @@ class Received:
 
     `event`: its checked fields, or why it is refused. `settings`: those that the event changes, by name; None clears a
     setting. `warning` is about fields without effect among them. `is_append`: it is one of many pieces of audio.
+    `is_unchecked`: it adds an item whose files no model has read yet.
 
     Of an event that is prepared, `create` is what its settings and those of the session ask for together; None if it
     changes none. `shown` is how the session shows them.
@@ -218,6 +219,7 @@ class Received:
     settings: Json = field(default_factory=dict)
     warning: FieldWarning | None = None
     is_append: bool = False
+    is_unchecked: bool = False
     create: ResponseCreate | None = None
     shown: RealtimeSettings | None = None
 

@@ -88,12 +88,14 @@ class RealtimeConnection(Connection):
         """Return an event, or its refusal if it adds an image or a sound that the session's model finds damaged.
 
         Such an item would fail all later answers. Any other reason why it cannot be shown concerns the answers. A model
-        that is not loaded is not asked, and not for longer than CHECK_S.
+        that is not loaded is not asked, and none for longer than CHECK_S: the session then names the item in the error.
         """
         items = to_items([received.event.item]) if isinstance(received.event, ItemCreate) else ()
         if not any(isinstance(item, MessageItem) and item.media for item in items):
             return received
         shown = ChatPrompt(to_messages(None, items), media=media_of(items))
+        if not self._is_loaded:
+            return replace(received, is_unchecked=True)
         try:
             async with asyncio.timeout(CHECK_S):
                 refusal = await self._why_refused(shown)
@@ -101,18 +103,24 @@ class RealtimeConnection(Connection):
                 if refusal is None or await self._why_refused(with_notes(shown, lambda *_: "[file]")) is not None:
                     return received
         except TimeoutError:
-            return received
+            return replace(received, is_unchecked=True)
         message = f"item: {refusal.message}; send another file"
         return replace(received, event=InvalidRequest(message, param="item"))
 
-    async def _why_refused(self, prompt: ChatPrompt) -> InvalidRequest | None:
-        """Return why a prompt is wrong for the session's model, whatever that supports; None if that is unknown."""
+    @property
+    def _is_loaded(self) -> bool:
         models = self._service.models
         try:
             name = models.find(self._realtime.model)
-            names = (name, name.rpartition("+")[0])  # that of an adapter's model
-            if any(each.name in names and each.state is WorkerState.READY for each in models.statuses()):
-                await models.ask(name, RenderPrompt(prompt))
+        except EdgeAgentError:
+            return False
+        names = (name, name.rpartition("+")[0])  # that of an adapter's model
+        return any(each.name in names and each.state is WorkerState.READY for each in models.statuses())
+
+    async def _why_refused(self, prompt: ChatPrompt) -> InvalidRequest | None:
+        """Return why a prompt is wrong for the session's model, whatever that supports; None if that is unknown."""
+        try:
+            await self._service.models.ask(self._realtime.model, RenderPrompt(prompt))
         except EdgeAgentError as error:
             return error if type(error) is InvalidRequest else None
         return None

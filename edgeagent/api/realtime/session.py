@@ -94,6 +94,7 @@ class RealtimeSession:
         self._is_storable = True
         self._is_ahead_due = False
         self._is_audio_refused = False
+        self._unchecked: set[str] = set()  # the items whose files no model has read yet
 
     def open(self) -> list[Action]:
         """Return the actions that begin the session. It is closed if a header of the handshake is wrong."""
@@ -170,9 +171,10 @@ class RealtimeSession:
                 self._plain = received.create
                 return [self._settings_event("session.updated", received.shown), *self._begin_ahead()]
             case ItemCreate() as sent:
-                return self._add(sent)
+                return self._add(sent, received.is_unchecked)
             case ItemDelete(item_id=item_id):
                 self._conversation.remove(item_id)
+                self._unchecked.discard(item_id)
                 return [self._event("conversation.item.deleted", item_id=item_id)]
             case ItemRetrieve(item_id=item_id):
                 entry = self._conversation.find(item_id)
@@ -191,7 +193,7 @@ class RealtimeSession:
                 return self._cancel(response_id)
         raise AssertionError(f"an event without an answer: {received.event!r:.80}")
 
-    def _add(self, sent: ItemCreate) -> list[Action]:
+    def _add(self, sent: ItemCreate, is_unchecked: bool) -> list[Action]:
         if isinstance(sent.item, InputReference):
             raise InvalidRequest("a reference can only be in the input of response.create; send the item", param="item")
         item = with_id(to_items([sent.item])[0], self.session.make_id)
@@ -205,6 +207,8 @@ class RealtimeSession:
             )
         shown = shown_item(item)
         previous_id = self._conversation.insert(Entry(shown, item), sent.previous_item_id)
+        if is_unchecked:
+            self._unchecked.add(item.id)
         told: list[Action] = [
             self._event(f"conversation.item.{kind}", num_bytes_of(item), previous_item_id=previous_id, item=shown)
             for kind in ("added", "done")
@@ -320,6 +324,8 @@ class RealtimeSession:
                 case End(live):
                     asked = self._asked[live.lane.name][0]
                     items = (*live.turn.conversation.items, *live.turn.events.items)
+                    if live.turn.events.response["status"] == "completed":
+                        self._unchecked.difference_update(item.id for item in items)
                     if asked.is_hidden or asked.conversation_id is not None:
                         self._last = live.id, tuple([item for item in items if not isinstance(item, ReasoningItem)])
                         self._route = strictest(self._route, live.turn.request.route)
@@ -337,12 +343,25 @@ class RealtimeSession:
         responses = self._asked[event.get("stream_id")]
         if event["type"] == "error":
             asked = responses.popleft() if responses else AskedResponse()
-            return [] if asked.is_hidden else [self._error_event(event["status"], event["error"], asked.event_id)]
+            error = event["error"]
+            if error["type"] == "invalid_request_error":
+                error = self._naming_unchecked(error)
+            return [] if asked.is_hidden else [self._error_event(event["status"], error, asked.event_id)]
         asked = responses[0]
         if event["type"] in TERMINAL:
             responses.popleft()
+        if event["type"] == "response.failed" and event["response"]["error"]["code"] == "invalid_prompt":
+            error = self._naming_unchecked(event["response"]["error"])
+            event = {**event, "response": {**event["response"], "error": error}}
         events = [] if asked.is_hidden else asked.events(event, self._conversation)
         return [replace(send, event=self._numbered(each)) for each in events]
+
+    def _naming_unchecked(self, error: Json) -> Json:
+        """Return the error of a wrong prompt, with the items at its end that may have a damaged file."""
+        if not self._unchecked:
+            return error
+        names = ", ".join(sorted(self._unchecked))
+        return {**error, "message": f"{error['message']} (their files were not checked when they were added: {names})"}
 
     def _error(self, error: EdgeAgentError, event_id: str | None) -> Send:
         return self._error_event(http_status(error), error, event_id)

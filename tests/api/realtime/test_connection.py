@@ -280,13 +280,27 @@ async def test_an_item_that_cannot_be_checked_in_time_is_added(monkeypatch: pyte
         await until(socket, "conversation.item.done")
 
 
-async def test_an_item_loads_no_model() -> None:
-    backend = BusyBackend()
+@pytest.mark.parametrize("num_steps", [0, 1])
+async def test_an_item_loads_no_model_and_is_named_if_it_fails_an_answer(num_steps: int) -> None:
+    damaged = InvalidRequest("an image cannot be read: it is damaged", param="input")
+    steps: list[Delta] = [Started(1, 0), TextDelta("a")] if num_steps else []
+    backend = BusyBackend(lambda _: (*steps, damaged))
     backend.state = WorkerState.STOPPED
     async with serve(backend) as address, connect(f"ws://{address}/v1/realtime") as socket:
-        await send(socket, "conversation.item.create", item=showing(data_url(BLUE)))
+        await send(socket, "conversation.item.create", item={"id": "shown", **showing(data_url(BLUE))})
         await until(socket, "conversation.item.done")
-    assert not backend.queries
+        assert not backend.queries
+        await send(socket, "response.create")
+        if num_steps:
+            error = (await until(socket, "response.done"))[-1]["response"]["status_details"]["error"]
+        else:
+            error = (await until(socket, "error"))[-1]["error"]
+        assert "it is damaged" in error["message"] and "added: shown" in error["message"]
+        await send(socket, "conversation.item.delete", item_id="shown")
+        await until(socket, "conversation.item.deleted")
+        await send(socket, "response.create", response={"instructions": "Greet."})
+        (*_, end) = await until(socket, "response.done" if num_steps else "error")
+        assert "it is damaged" in str(end) and "shown" not in str(end)
 
 
 def showing(url: str, *texts: str) -> Json:
