@@ -20,9 +20,9 @@ import pytest
 
 VARIABLE = "ROTATING_TESTS"
 NAME = "rotated"
-# The slow tests of a share take this many seconds together on two quiet cores, by their marks: within about five weeks
-# each has had its day. A test that takes more than SHORT_S does not fit beside others: each share has one of them, of at
-# most MAX_TEST_S.
+# The slow tests of a share take this many seconds together on two quiet cores, by their marks: each has had its day
+# within about five weeks. A test that takes more than SHORT_S does not fit beside others: each share has one of them,
+# of at most MAX_TEST_S.
 BUDGET_S = 60.0
 SHORT_S = 15.0
 MAX_TEST_S = 120.0

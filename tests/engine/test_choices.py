@@ -203,7 +203,6 @@ def test_a_choice_beside_a_stream_takes_turns_of_few_tokens() -> None:
     assert max(sizes) <= 1 + 16
 
 
-@pytest.mark.daily(4, seconds=0.3)
 @pytest.mark.parametrize("runner_class", [FakeRunner, AsynchronousRunner])
 @pytest.mark.parametrize("kind", [MemoryKind.FULL_ATTENTION, MemoryKind.RECURRENT])
 @pytest.mark.parametrize(

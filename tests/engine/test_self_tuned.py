@@ -233,10 +233,6 @@ WALKS = {
 }
 
 
-@pytest.mark.daily(
-    *("padding", "no padding", "restoring", "threads", "drafts after slow steps", "no side context", "small chunks"),
-    seconds=0.2,
-)
 @pytest.mark.parametrize("name", WALKS)
 def test_what_was_rejected_is_tried_again_and_wins_back(name: str) -> None:
     walk = WALKS[name]()

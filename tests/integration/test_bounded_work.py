@@ -146,7 +146,6 @@ def canary(daemon: Daemon) -> Iterator[Canary]:
     assert canary.trouble is None
 
 
-@pytest.mark.daily(10, seconds=1)
 @pytest.mark.parametrize(
     "member",
     [

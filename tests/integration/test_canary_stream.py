@@ -98,7 +98,6 @@ def test_a_small_frame_refers_to_a_long_chain(attacked: Daemon) -> None:
         assert prefill(socket, store=False, input=references)["type"] == "response.completed"
 
 
-@pytest.mark.slow(seconds=2)
 def test_the_same_ids_in_many_stored_responses(attacked: Daemon) -> None:
     metadata = {f"k{number}": random.randbytes(250).hex() for number in range(16)}
     ids = [f"x{number}" for number in range(300)]

@@ -237,7 +237,6 @@ def test_a_sound_for_a_model_that_reads_images(openai: OpenAI) -> None:
         openai.chat.completions.create(model=MODEL, messages=heard(wav()))
 
 
-@pytest.mark.slow(seconds=4)
 def test_a_conversation_goes_on_with_its_image_after_a_kill_and_a_restart(models: Path, tmp_path: Path) -> None:
     state, flags = tmp_path / "state", (str(models / f"{MODEL}.gguf"), "--ctx", "1024")
     create: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 8}

@@ -147,7 +147,6 @@ def test_a_stop_string_ends_the_answer_before_it(real: Daemon, undisturbed: Answ
     assert answer.finish_reason == "stop"
 
 
-@pytest.mark.slow(seconds=6)
 def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) -> None:
     previous, sizes = None, []
     for turn in range(4):
@@ -168,7 +167,6 @@ def test_a_long_conversation_loses_its_oldest_turns_and_goes_on(real: Daemon) ->
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
-@pytest.mark.slow(seconds=3)
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_a_killed_worker_changes_no_word(real: Daemon, undisturbed: Answer) -> None:
     answer = chat(real, QUESTION, kill=Daemon.kill_worker, kill_after=17)
@@ -176,8 +174,6 @@ def test_a_killed_worker_changes_no_word(real: Daemon, undisturbed: Answer) -> N
     assert [move["reason"] for move in answer.edgeagent["handovers"]] == ["worker_killed"]
 
 
-# With the bundled model it is tried every day (test_disk_cache_real.py).
-@pytest.mark.slow(seconds=9)
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_a_prompt_is_cached_after_a_kill_and_a_restart(tmp_path: Path) -> None:
     prompt = f"{SENTENCE} " * 14 + "How many tugs were there?"
@@ -201,8 +197,6 @@ def test_drafts_from_the_text_copy_it_without_changing_a_word(real: Daemon, copi
     assert drafted.timings["draft_n_accepted"] > 5
 
 
-# With the bundled model it is tried every day (test_remote_edgeagent.py).
-@pytest.mark.slow(seconds=9)
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_an_answer_goes_on_at_the_second_daemon_and_comes_home_when_that_dies(
     real: Daemon, tmp_path: Path, copied: Answer

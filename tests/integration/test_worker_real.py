@@ -199,10 +199,7 @@ SCHEMA = '{"type":"array","items":{"type":"string","maxLength":9},"minItems":60}
             {"sampling": SamplingParams(temperature=1.5, seed=11, repeat_penalty=1.1, top_p=1.0)},
             marks=pytest.mark.slow(seconds=4),
         ),
-        pytest.param(
-            {"sampling": SamplingParams(temperature=0.9, seed=12), "format": JsonSchemaFormat(SCHEMA)},
-            marks=pytest.mark.slow(seconds=4),
-        ),
+        {"sampling": SamplingParams(temperature=0.9, seed=12), "format": JsonSchemaFormat(SCHEMA)},
     ],
     ids=["greedy", "seeded", "grammar"],
 )

@@ -13,7 +13,6 @@ from tests.robust.faults import TERMINAL, faulty
 MAX_GROWTH_BYTES = 8 << 20
 
 
-@pytest.mark.daily(3, seconds=0.4)
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -13,7 +13,6 @@ from tests.stub_worker import SECRET
 from tests.worker.support import QUICK
 
 
-@pytest.mark.daily(2, seconds=0.6)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 @pytest.mark.parametrize(
     ("text", "cause"),

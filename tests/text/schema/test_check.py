@@ -107,7 +107,7 @@ WIDE = (
 LOWEST = (*(-each for each in WIDE), -(2**63) + 1)
 
 
-@pytest.mark.daily(3, seconds=0.3)
+@pytest.mark.daily("integer-False", "number-True", "types2-True", "types3-False", "None-False", seconds=0.3)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("types", ["integer", "number", ["integer", "null"], ["number", "null"], None])
 def test_a_limit_that_no_answer_reaches_is_followed(strict: bool, types: str | list[str] | None) -> None:
