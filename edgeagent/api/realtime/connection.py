@@ -30,7 +30,7 @@ from edgeagent.errors import EdgeAgentError, InvalidRequest
 from edgeagent.media_files import with_notes
 from edgeagent.types import ChatPrompt, RenderPrompt, WorkerState
 
-# A model reads an image in some tens of milliseconds. If it is busy for longer, a damaged image fails the answers.
+# A model that is busy for longer is not waited for. Then a damaged image fails the answers.
 CHECK_S = 2.0
 
 routes = Routes()
