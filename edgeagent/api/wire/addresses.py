@@ -16,7 +16,7 @@ MAX_ADDRESSES = 16
 NOT_FETCHED = "is an address, and the owner allows no host to fetch images from (server.image_hosts)"
 HASH = "sha256:"
 """The beginning of the name of a file that was sent in a binary frame. The hash follows in hexadecimal digits."""
-NO_FILE = "names a file that is not here (any more): send it in a binary frame of the same WebSocket"
+NO_FILE = "names a file that is not here (any more): only the WebSocket on which a binary frame sent it knows it"
 LOCAL_ONLY = "is an address, and the request must not leave this machine (local_only)"
 
 
