@@ -83,7 +83,8 @@ def import_when_used(*names: str) -> None:
     """Let the code of these modules run only when an attribute is asked of them, and so may never run.
 
     The modules of a package can be imported without the package's own code. That code imports what a daemon never uses,
-    such as command lines and other servers. Call this function before the first import of the modules.
+    such as command lines and other servers. importlib's LazyLoader runs a package as soon as one of its modules is
+    imported. Call this function before the first import of the modules.
     """
     for spec in filter(None, map(importlib.util.find_spec, names)):
         if spec.name not in sys.modules:
