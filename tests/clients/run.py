@@ -78,11 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="clients whose name contains this")
     parser.add_argument("--optional", action="store_true", help="skip clients whose environment cannot be made")
     chosen = parser.parse_args(arguments)
+    clients = [name for name in CLIENTS if chosen.only in name]
+    if not clients:
+        parser.error(f"no client's name contains {chosen.only!r}; there are: {', '.join(CLIENTS)}")
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="clients-") as state:
         daemon = start_daemon(Path(state) / "state", "builtin", *with_smollm2())
         try:
-            for client in (name for name in CLIENTS if chosen.only in name):
+            for client in clients:
                 script, pins = CLIENTS[client]
                 try:
                     folder = prepare(pins)
