@@ -252,7 +252,9 @@ class LocalBackend:
                 lapse.cancel()
             traffic.forecast.end(request.id, self._clock())
             traffic.active_s = self._clock()
-            self.models.abandon(request.id)
+            answer.ended.cancel()  # its client may have left, and gets nothing more
+            self.models.cancel(request.id)
+            self.models.unload_expired()
 
     def _admit(self, request: GenerateRequest, model: PoolModel, traffic: _Traffic) -> Prediction:
         """Return the prediction for a request. Raise Overloaded if it is not to be accepted."""

@@ -128,15 +128,23 @@ async def test_closing_the_generator_cancels_the_request(make: Make) -> None:
     await eventually(lambda: backend.estimate(request("")).num_live == 0)
 
 
-async def test_cancelling_the_task_cancels_the_request(make: Make) -> None:
-    backend = make()
+async def test_cancelling_the_task_cancels_the_request_and_its_sink_gets_nothing_more(make: Make) -> None:
+    class Counted(Sink):
+        num_steps = 0
+
+        def put(self, step: Step) -> None:
+            self.num_steps += 1
+
+    backend, sink = make(), Counted()
     await backend.start()
-    task = asyncio.create_task(collect(backend, request("stream")))
-    await eventually(lambda: backend.estimate(request("")).num_live == 1)
+    task = asyncio.create_task(backend.generate(request("stream"), sink))
+    await eventually(lambda: sink.num_steps > 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    num_steps = sink.num_steps
     await eventually(lambda: backend.estimate(request("")).num_live == 0)
+    assert sink.num_steps == num_steps
 
 
 async def test_a_client_that_is_gone_when_it_is_told_that_it_waits_leaves_nothing(make: Make) -> None:
@@ -432,7 +440,7 @@ async def test_an_answer_is_whole_if_its_model_is_unloaded_before_it_is_read(tmp
 
         def put(self, step: Step) -> None:
             if step.deltas and isinstance(step.deltas[-1], Finished):
-                pool._unload_expired()
+                pool.unload_expired()
             steps.append(step)
 
         async def room(self) -> None:

@@ -301,21 +301,12 @@ class Pool:
         finally:
             question.cancel()
             asked.note_use()
-            self._unload_expired()
+            self.unload_expired()
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request of any model; its receiver gets a Finished."""
         for model in self._models.values():
             model.supervisor.cancel(request_id)
-
-    def abandon(self, request_id: str) -> None:
-        """Cancel a request and send its receiver nothing more.
-
-        Call this after each request's end, too: it also unloads models whose keep-alive time is over.
-        """
-        for model in self._models.values():
-            model.supervisor.abandon(request_id)
-        self._unload_expired()
 
     def reload(self, name: str) -> None:
         self.model(name).supervisor.reload()
@@ -414,7 +405,8 @@ class Pool:
             self._names.forget(model.name)
         return asyncio.create_task(supervisor.stop())
 
-    def _unload_expired(self) -> None:
+    def unload_expired(self) -> None:
+        """Unload the models whose keep-alive time is over. Call this at the end of each request."""
         for model in list(self._models.values()):
             model.note_use()
             if model.is_expired:
@@ -438,7 +430,7 @@ class Pool:
 
     async def _look(self) -> None:
         cache = self._source.cache
-        self._unload_expired()
+        self.unload_expired()
         if cache is not None:
             cache.note_loaded(dict(filter(None, (model.cache_bytes for model in self._models.values()))))
         for prefixes in list(self._prefixes.values()):

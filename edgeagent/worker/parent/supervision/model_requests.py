@@ -216,14 +216,6 @@ class ModelRequests:
             _deliver(live, _cancelled_step(live))
             live.receiver = None
 
-    def abandon(self, request_id: str, now_s: float) -> bool:
-        """Cancel a request; its receiver gets nothing more. Return True if the caller must send the worker a Cancel."""
-        live = self._live.get(request_id)
-        if live is None:
-            return False
-        live.receiver = None
-        return self.cancel(request_id, now_s)
-
     def fail(self, live: AcceptedRequest, error: EdgeAgentError) -> None:
         """End one request with an error. Record in the error how many tokens were delivered."""
         error.num_delivered_tokens = live.num_delivered

@@ -203,7 +203,8 @@ class Supervisor:
     def cancel(self, request_id: str) -> None:
         """Cancel a request; its receiver still gets a Finished(cancelled). An unknown id is ignored."""
         if self._requests.cancel(request_id, self._clock()):
-            self._tell_cancelled(request_id)
+            if self._channel is not None:
+                self._channel.send(Cancel(request_id))
             asyncio.get_running_loop().call_later(_CANCEL_S, self._requests.end_cancelled, request_id)
 
     def cancel_unasked(self) -> bool:
@@ -212,11 +213,6 @@ class Supervisor:
         for request_id in unasked:
             self.cancel(request_id)
         return bool(unasked)
-
-    def abandon(self, request_id: str) -> None:
-        """Cancel a request and send nothing more to its receiver. An unknown id is ignored."""
-        if self._requests.abandon(request_id, self._clock()):
-            self._tell_cancelled(request_id)
 
     def _check_available(self) -> None:
         if self._is_stopped_for_good:
@@ -445,7 +441,3 @@ class Supervisor:
         live.is_sent = True
         submit = Submit(live.request, live.accepted_at_s, load_ms, live.delivered)
         self._channel.send_frame(live.frame or encode(submit))
-
-    def _tell_cancelled(self, request_id: str) -> None:
-        if self._channel is not None:
-            self._channel.send(Cancel(request_id))

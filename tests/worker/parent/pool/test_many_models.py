@@ -109,12 +109,12 @@ async def begin(pool: Pool) -> None:
 
 
 async def answer(pool: Pool, model: str, **fields: object) -> Record:
-    """Send a request to a model, and abandon it at its end, as the backend does."""
+    """Send a request to a model, and unload what has expired at its end, as the backend does."""
     record, request_id = Record(), f"{model}-{time.monotonic_ns()}"
     name = await pool.locate(model)
     pool.submit(request("answer 1", request_id, name, **fields), record)
     await record.end()
-    pool.abandon(request_id)
+    pool.unload_expired()
     return record
 
 
@@ -271,7 +271,7 @@ async def test_unloading_waits_for_the_requests_and_a_request_loads_again(pool: 
     assert loaded(pool) == {"mini", "m1"}
     pool.cancel("long")
     await serving.end()
-    pool.abandon("long")
+    pool.unload_expired()
     await eventually(lambda: loaded(pool) == {"mini"})
     assert await pool.unload("mini") == 0
     assert loaded(pool) == set()

@@ -59,7 +59,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.requests = ModelRequests()
         self.keepers: dict[str, Keeper] = {}
         self.given: dict[str, list[int]] = {}
-        self.abandoned: set[str] = set()
+        self.ended_here: set[str] = set()
         self.worker: dict[str, int] = {}  # id → the number of its tokens, as this worker knows it
         self.suspects: set[str] = set()
         self.marked: set[str] = set()
@@ -111,7 +111,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.worker[request_id] += num
         self.suspects.discard(request_id)
         self.send()
-        if request_id not in self.abandoned:
+        if request_id not in self.ended_here:
             self.given[request_id] += tokens
 
     @precondition(lambda self: self.worker)
@@ -145,11 +145,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.keepers)
     @rule(data=st.data())
-    def abandon(self, data: st.DataObject) -> None:
+    def cancel_without_the_worker(self, data: st.DataObject) -> None:
         request_id = self.pick(data, self.keepers)
         if not self.keepers[request_id].ends:
-            self.abandoned.add(request_id)
-        self.requests.abandon(request_id, 0.0)
+            self.ended_here.add(request_id)
+        self.requests.cancel(request_id, 0.0)
+        self.requests.end_cancelled(request_id)
 
     @rule()
     def give_up(self) -> None:
@@ -163,7 +164,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def each_request_is_owed_an_end_or_has_it(self) -> None:
         for request_id, keeper in self.keepers.items():
             assert len(keeper.ends) <= 1
-            if request_id not in self.abandoned:
+            if request_id not in self.ended_here:
                 assert bool(keeper.ends) != (request_id in self.requests)
 
     @invariant()
