@@ -1,6 +1,6 @@
 """The answer cache: a Service in front of the router, which gives kept answers, and shares one among equal requests.
 
-What it does not concern passes it unchanged. It is under `service.live_service`, so each request is admitted, counted
+What it does not concern passes it unchanged. It is under `service.live_service`, so each request is limited, counted
 and measured as if a model had answered it.
 """
 

@@ -90,12 +90,12 @@ def create_app(
         ],
     )
 
-    def admitted(request: GenerateRequest) -> GenerateRequest:
+    def limited(request: GenerateRequest) -> GenerateRequest:
         access = service.remote_access
         policy = MachinePolicy() if access is None else access.policy.policy
         return with_caller(request, config, policy.tier, answers=policy.answers)
 
-    live = LiveService(answers or service, admitted, trace, targets_of(config), in_flight.holding)
+    live = LiveService(answers or service, limited, trace, targets_of(config), in_flight.holding)
     app.state.context = Context(
         config=config,
         service=live,

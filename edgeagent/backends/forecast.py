@@ -5,8 +5,8 @@ them the streams, each of which holds a slot. So the prediction plays this queue
 token. It needs the seconds of a prompt, without streams and beside them, and the seconds per token of the streams,
 without prompts and beside them. All four follow what was seen last.
 
-The prediction that clients see is a mean, so nearly half of the requests are later. Admission compares a quantile with
-a request's limit: `Prediction.latest_s`, which 95 % keep.
+The prediction that clients see is a mean, so nearly half of the requests are later. LocalBackend compares a quantile
+with a request's limit: `Prediction.latest_s`, which 95 % keep.
 
 It stores no content but the latest prompt before its acceptance: prefixes are remembered by their digests.
 """
@@ -48,7 +48,7 @@ _OVERHEAD_S = 0.005
 MAX_WAITING_TOKENS = 1 << 18
 # The clients of OpenAI's API give up after this time.
 MAX_WAIT_S = 600.0
-# 95 % must keep what admission compares with a limit. The estimate follows a rising load late, so it aims higher.
+# 95 % must keep what LocalBackend compares with a limit. The estimate follows a rising load late, so it aims higher.
 _PROMISED, _MAX_LATENESS = 0.97, 2.0
 
 

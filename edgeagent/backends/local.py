@@ -1,4 +1,4 @@
-"""The backend on this machine: admits a bounded number of requests, each with its own deadline.
+"""The backend on this machine: accepts a bounded number of requests, each with its own deadline.
 
 Before any work, a request that would miss what it asks for is refused, and one that waits is told for how long. The
 backend does not handle processes and frames (worker.parent.pool does), or decide where a request runs (the router
@@ -222,7 +222,7 @@ class LocalBackend:
         if missing := new_kinds(request) - takes:
             raise not_read(model.name, missing, takes)
         request, warning = readable(request, takes)
-        prediction = self._admit(request, model, traffic)
+        prediction = self._accept(request, model, traffic)
         placement = Placement(self.name, request.model, "", sha256=model.preparation.sha256)
         if so_far is not None and so_far.tokens and so_far.sha256 != placement.sha256:
             so_far = replace(so_far, tokens=(), step_lengths=())  # another model made them: continue from the text
@@ -256,7 +256,7 @@ class LocalBackend:
             self.models.cancel(request.id)
             self.models.unload_expired()
 
-    def _admit(self, request: GenerateRequest, model: PoolModel, traffic: _Traffic) -> Prediction:
+    def _accept(self, request: GenerateRequest, model: PoolModel, traffic: _Traffic) -> Prediction:
         """Return the prediction for a request. Raise Overloaded if it is not to be accepted."""
         num_parallel, num_live, info = _num_parallel(model), model.supervisor.num_live, model.status().info
         if info is not None:

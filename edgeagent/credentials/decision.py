@@ -47,7 +47,7 @@ OWN_USER = User(is_own=True)
 class Peer(Protocol):
     """The other end of a connection. The transport puts it into the connection's ASGI scope.
 
-    `client`: the name of the client whose request was admitted last on this connection; None if there was none yet.
+    `client`: the name of the client whose request was let in last on this connection; None if there was none yet.
     A request that anybody may send, such as GET /health, does not count.
     """
 

@@ -376,7 +376,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
     def _make_room(self) -> bool:
         """Close a connection of the client that has the most; return False if there is none to close.
 
-        Connections without an admitted request count as those of one client. The one that has been unused for longest
+        Connections without a request that passed the gate count as one client's. The one that is unused for longest
         is closed. The owner's are not, so a client that is not the owner cannot keep the others out.
         """
         others = [each for each in cast(set[_Guarded], self.connections) if each is not self and not each.is_leaving]

@@ -55,7 +55,7 @@ def client_of(connection: HTTPConnection) -> str:
     """Return the partition of a request's sender: "" for the owner, otherwise the name of the client.
 
     The name of another user of this machine is `uid:` and the user's number, or `uid:unknown`. Clients of different
-    partitions share neither stored responses nor cached prompts. Raise KeyError if Security has not admitted the
+    partitions share neither stored responses nor cached prompts. Raise KeyError if Security has not let in the
     request.
     """
     name: str = connection.scope[CLIENT_KEY]
@@ -80,7 +80,7 @@ class Access:
         self._is_token_required = is_token_required
 
     async def authorize(self, scope: AsgiScope) -> tuple[Client | EdgeAgentError, Sender]:
-        """Return a pair. The first value is the admitted client, or the error that refuses the request.
+        """Return a pair. The first value is the client that is let in, or the error that refuses the request.
 
         The second value has the facts about the sender. Wrong tokens are not counted: they are too long to be guessed,
         and a limit for all would let any program change the answer that a client with a removed token gets.

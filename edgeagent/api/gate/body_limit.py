@@ -51,7 +51,7 @@ class InFlight:
         """Count a request of `num_bytes` during the `with` block.
 
         Raise Overloaded if its client has others, and they would take with it more than all requests leave free. So one
-        client may take half, and another half of the rest. A client that has none is admitted whatever others hold.
+        client may take half, and another half of the rest. A client that has none is let in whatever others hold.
         """
         own_bytes, all_bytes = self._requests[client], self._requests.total()
         if own_bytes and own_bytes + num_bytes > self.max_bytes - all_bytes:

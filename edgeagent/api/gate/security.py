@@ -180,8 +180,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """What the rules found in an admitted request.
+class Checked:
+    """What the rules found in a request that they let in.
 
     `keys`: the result of checking the request's keys. `origin`: the origin of the allow-listed page that sent the
     request; None: no such page. If `is_preflight`, only `origin` is known: the client was not checked.
@@ -220,7 +220,7 @@ class Policy:
         self._origins = frozenset(origin.encode() for origin in server.allowed_origins)
         self._access = Access(paths, keys, is_token_required=server.is_token_needed)
 
-    async def admit(self, scope: Scope) -> Admitted:
+    async def check(self, scope: Scope) -> Checked:
         """Return what the rules found in a request, given its ASGI scope. Raise RefusalError if a rule refuses it."""
         # An absolute-form target carries a second host, and servers disagree about which of the two counts.
         if not scope["path"].startswith("/") or not (scope.get("raw_path") or b"/").startswith(b"/"):
@@ -229,7 +229,7 @@ class Policy:
         is_own_page = self._is_own_page(scope)
         origin = None if is_own_page else self._check_page(scope)
         if origin is not None and _is_preflight(scope):
-            return Admitted(origin=origin, is_preflight=True)
+            return Checked(origin=origin, is_preflight=True)
         verdict, sender = await self._access.authorize(scope)
         if not isinstance(verdict, Client):
             raise RefusalError(verdict, origin=origin, subject=sender.described())
@@ -243,7 +243,7 @@ class Policy:
         except RefusalError as refused:
             refused.origin = origin
             raise
-        return Admitted(verdict, sender.keys, origin)
+        return Checked(verdict, sender.keys, origin)
 
     def _check_host(self, scope: Scope) -> None:
         """Raise RefusalError if there is not exactly one Host header, or if it does not name this daemon."""
@@ -333,8 +333,8 @@ class Security:
             await self._app(scope, receive, send)
             return
         try:
-            admitted = await self._policy.admit(scope)
-            scope = {**scope, CLIENT_KEY: admitted.client.name}
+            checked = await self._policy.check(scope)
+            scope = {**scope, CLIENT_KEY: checked.client.name}
             if scope["type"] == "websocket":
                 scope, send = _hide_token(scope, send)
         except RefusalError as refused:
@@ -344,18 +344,18 @@ class Security:
                 self._log.write(refused.error.code, refused.subject, place)
             await _refuse(scope, receive, send, refused)
             return
-        if admitted.is_preflight and admitted.origin is not None:
-            await _answer_preflight(scope, send, admitted.origin)
+        if checked.is_preflight and checked.origin is not None:
+            await _answer_preflight(scope, send, checked.origin)
             return
-        if admitted.client.scopes and (peer := scope.get(PEER_KEY)) is not None:
-            peer.client = admitted.client.name
+        if checked.client.scopes and (peer := scope.get(PEER_KEY)) is not None:
+            peer.client = checked.client.name
         # Set for every request, also to None: a connection's next request starts in the context of the request before.
-        grant = self._grants.open(admitted.keys)
+        grant = self._grants.open(checked.keys)
         GRANT.set(grant)
-        MAY_SEE_PATHS.set(bool(admitted.client.scopes & {KeyScope.MODELS, KeyScope.ADMIN}))
+        MAY_SEE_PATHS.set(bool(checked.client.scopes & {KeyScope.MODELS, KeyScope.ADMIN}))
         if grant is not None and scope["type"] == "http" and has_body(scope):
             receive = _while_held(receive, grant)
-        await self._app(scope, receive, _with_cors(send, admitted.origin))
+        await self._app(scope, receive, _with_cors(send, checked.origin))
 
 
 def _while_held(receive: Receive, grant: Grant) -> Receive:

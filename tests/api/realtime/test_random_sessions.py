@@ -68,7 +68,7 @@ class Sessions(RuleBasedStateMachine):
             case "fail":
                 self.client.fail(request_id, WorkerCrashed("x"))
             case "admit":
-                self.client.take(self.client.session.admitted(self.client.live[request_id]))
+                self.client.take(self.client.session.announce(self.client.live[request_id]))
             case "cancel":
                 self.client.send("response.cancel", response_id=request_id)
             case _:

@@ -455,7 +455,7 @@ class TestResponses:
         client.say()
         request_id = client.respond()
         client.step(request_id, Queued(3, 1.0))
-        (created,) = client.take(client.session.admitted(client.live[request_id]))
+        (created,) = client.take(client.session.announce(client.live[request_id]))
         assert created["response"]["status"] == "in_progress"
         assert kinds(client.finish(request_id))[0] == "response.output_item.added"
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from edgeagent.api.responses.socket.connection import ADMISSION_S
+from edgeagent.api.responses.socket.connection import ANNOUNCE_S
 from edgeagent.bench.client import Counts, Trace
 from edgeagent.bench.scenarios import Workload
 from edgeagent.errors import DeadlineUnreachable, NotSupported, Overloaded
@@ -56,7 +56,7 @@ async def test_more_arrive_than_can_be_answered(monkeypatch: pytest.MonkeyPatch)
             raise Overloaded("the first token would come too late")
         if request.need.first_token_s is not None and asked[True] % 4 == 0:
             gate = Gate()
-            asyncio.get_running_loop().call_later(2 * ADMISSION_S, gate.opened.set)
+            asyncio.get_running_loop().call_later(2 * ANNOUNCE_S, gate.opened.set)
             yield from (Queued(1), gate, DeadlineUnreachable.passed(1.0))
             return
         if asked[False] > promises.NUM_FIRST:

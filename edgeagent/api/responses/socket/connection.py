@@ -65,7 +65,7 @@ from edgeagent.types import RouteMode, Step
 
 # After this time a request that is neither refused nor started is announced as begun, since clients time out without an
 # event. Until then an error is sent with its own status instead of as a failed response.
-ADMISSION_S = 0.25
+ANNOUNCE_S = 0.25
 # How long a terminal event may wait for its response to be stored. That of a cancelled one must come at once. If this
 # process dies in the same moment, the response cannot be continued.
 KEEP_S, KEEP_CANCELLED_S = 5.0, 0.02
@@ -498,7 +498,7 @@ class Connection:
     async def _run_turn(self, live: LaneTurn) -> None:
         """Send the events of one request's steps to the client. Every outcome gives exactly one terminal event."""
         loop = asyncio.get_running_loop()
-        admission = loop.call_later(ADMISSION_S, lambda: self._perform(self._session.admitted(live)))
+        announcement = loop.call_later(ANNOUNCE_S, lambda: self._perform(self._session.announce(live)))
         sink = ClientSink(partial(self._on_step, live))
         sink.open()
         try:
@@ -511,7 +511,7 @@ class Connection:
             await sink.room()
             self._failed(live, to_client_error(live.id, error))
         finally:
-            admission.cancel()
+            announcement.cancel()
             await sink.close()
 
     def _failed(self, live: LaneTurn, error: EdgeAgentError) -> None:

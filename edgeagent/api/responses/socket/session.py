@@ -61,7 +61,7 @@ class Queue:
 class Start:
     """Run a response: pass each step to `Session.step`, or a failure to `Session.failed`.
 
-    Call `Session.admitted` after ADMISSION_S if the response still runs.
+    Call `Session.announce` after ANNOUNCE_S if the response still runs.
     """
 
     live: LaneTurn
@@ -290,7 +290,7 @@ class Session:
             self._advance(lane)
         return self._take()
 
-    def admitted(self, live: LaneTurn) -> list[Action]:
+    def announce(self, live: LaneTurn) -> list[Action]:
         """Return the actions that send a request's first events, since the service did not refuse it at once."""
         if live.is_under_way:
             self._begin(live, live.wait)
@@ -299,7 +299,7 @@ class Session:
     def step(self, live: LaneTurn, step: Step) -> list[Action]:
         """Return the actions for one step of a live request. A step after the terminal event is ignored."""
         if live.is_under_way and is_wait(step.deltas) and not live.is_created:
-            live.wait = cast("Queued", step.deltas[0])  # it may be refused yet, so `admitted` tells of it
+            live.wait = cast("Queued", step.deltas[0])  # it may be refused yet, so `announce` tells of it
         elif live.is_under_way:
             live.has_steps |= not is_wait(step.deltas)
             if live.is_created and live.turn.events.is_queued and not is_wait(step.deltas):

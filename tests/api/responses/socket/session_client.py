@@ -117,8 +117,8 @@ class Client:
     def fail(self, request_id: str, error: EdgeAgentError) -> list[Json]:
         return self.take(self.session.failed(self.live[request_id], error))
 
-    def admit(self, request_id: str) -> list[Json]:
-        return self.take(self.session.admitted(self.live[request_id]))
+    def announce(self, request_id: str) -> list[Json]:
+        return self.take(self.session.announce(self.live[request_id]))
 
     def finish(self, request_id: str, text: str = "yes") -> list[Json]:
         return self.step(request_id, TextDelta(text), finished())

@@ -77,7 +77,7 @@ class Sessions(RuleBasedStateMachine):
             case "fail":
                 self.client.fail(request_id, WorkerCrashed("x"))
             case "admit":
-                self.client.admit(request_id)
+                self.client.announce(request_id)
             case "cancel":
                 self.client.send("response.cancel", response_id=request_id)
                 if request_id in self.client.cancelled:

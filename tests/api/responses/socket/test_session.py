@@ -24,23 +24,23 @@ from tests.backends.fake import FakeBackend
 def test_a_response_begins_when_it_is_admitted_or_steps() -> None:
     client = Client()
     assert client.create() == []
-    assert kinds(client.admit("resp_1")) == ["created", "in_progress"]
-    assert client.admit("resp_1") == []
+    assert kinds(client.announce("resp_1")) == ["created", "in_progress"]
+    assert client.announce("resp_1") == []
     client.finish("resp_1")
     client.create()
     assert kinds(client.step(client.started[1], Started(3, 0))) == ["created", "in_progress"]
     client.finish(client.started[1])
-    assert client.admit(client.started[1]) == []
+    assert client.announce(client.started[1]) == []
 
 
 def test_a_response_that_waits_says_for_how_long() -> None:
     client = Client()
     client.create()
     assert client.step("resp_1", Queued(1, 2.0)) == []
-    events = client.admit("resp_1")
+    events = client.announce("resp_1")
     assert kinds(events) == ["created", "queued"]
     assert events[1]["edgeagent"] == {"place": 1, "expected_ms": 2000.0}
-    assert client.admit("resp_1") == []
+    assert client.announce("resp_1") == []
     assert kinds(client.step("resp_1", Started(3, 0))) == ["in_progress"]
 
 

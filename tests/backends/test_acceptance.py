@@ -1,4 +1,4 @@
-"""Admission by predicted times: the forecast beside a scripted engine, whose steps take noisy times by a fake clock."""
+"""What LocalBackend accepts by predicted times: a forecast beside a scripted engine, with noisy steps, a fake clock."""
 
 from __future__ import annotations
 
@@ -198,9 +198,9 @@ def overload(*, limit_s: float | None, seed: str, load: float = 2.0, window_s: f
 
 
 def test_at_twice_the_capacity_accepted_requests_keep_their_limit() -> None:
-    with_admission = [overload(limit_s=2.0, seed=f"load {number}") for number in range(2)]
+    with_refusals = [overload(limit_s=2.0, seed=f"load {number}") for number in range(2)]
     without = [overload(limit_s=None, seed=f"load {number}") for number in range(2)]
-    accepted, kept = (sum(each[place] for each in with_admission) for place in (1, 2))
-    print(with_admission, without)
+    accepted, kept = (sum(each[place] for each in with_refusals) for place in (1, 2))
+    print(with_refusals, without)
     assert kept / accepted >= 0.95
     assert kept >= 3 * sum(each[2] for each in without)
