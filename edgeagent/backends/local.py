@@ -207,13 +207,11 @@ class LocalBackend:
     async def generate(
         self, request: GenerateRequest, sink: Sink, permit: Permit | None = None, so_far: AnswerSoFar | None = None
     ) -> None:
-        """Run a request; see the contract in backends.base.Backend. `permit` is ignored.
+        """Run a request for a located model; see the contract in backends.base.Backend. `permit` is ignored.
 
-        Raise Overloaded if the queue is full, or an error of Pool.locate or Pool.submit.
+        Raise Overloaded if the queue is full, or an error of Pool.submit.
         """
         del permit  # nothing leaves this machine
-        # The router located the model before, but an unused model may have been unloaded since.
-        await self.models.locate(request.model)
         model = self.models.model(request.model)
         traffic = self._traffic_of(model)
         takes = _takes(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from edgeagent.backends.prompts import num_prompt_tokens, prompt_bytes
 from edgeagent.backends.remote.body import why_not_continuable
@@ -178,6 +179,8 @@ class RoutedRequest(Sink):
                     cause = self._record_failure(error)
                 if self._is_over or not cause:
                     return
+                with suppress(EdgeAgentError):  # a model that nobody used may have been unloaded since
+                    await self._locate(self._request)
                 if self.is_cancelled:
                     self._sink.put(self._delivery.cancelled())
                     return

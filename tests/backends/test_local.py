@@ -448,7 +448,7 @@ async def test_an_answer_is_whole_if_its_model_is_unloaded_before_it_is_read(tmp
 
     steps: list[Step] = []
     await backend.start()
-    asked = structs.replace(request("answer 3", model="other"), keep_alive_s=0.0)
+    asked = structs.replace(request("answer 3", model=await pool.locate("other")), keep_alive_s=0.0)
     await backend.generate(asked, LateSink())
     with pytest.raises(ModelNotFound):
         backend.models.find("other")

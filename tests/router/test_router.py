@@ -267,6 +267,36 @@ async def test_a_question_to_an_unknown_model_is_answered_with_near_names() -> N
         await Router([SearchingBackend()]).models.ask("fakee", Tokenize("hi"))
 
 
+async def test_a_request_comes_back_to_a_model_that_was_unloaded_while_it_was_elsewhere() -> None:
+    class Forgetful(FakeBackend):
+        """A fake that unloads its model while it has no request."""
+
+        is_known = False
+
+        async def locate(self, name: str) -> str:
+            self.is_known = True
+            return await super().locate(name)
+
+        def find(self, name: str) -> str:
+            if not self.is_known:
+                raise ModelNotFound("it was unloaded", param="model")
+            return super().find(name)
+
+        def estimate(self, request: GenerateRequest) -> Estimate:
+            self.find(request.model)
+            return super().estimate(request)
+
+    def fail(_: GenerateRequest) -> list[Exception]:
+        here.is_known = False
+        return [RemoteUnavailable("gone")]
+
+    here = Forgetful()
+    router = Router([here, FarBackend(fail)], machine_mode=lambda: RouteMode.PREFER_REMOTE)
+    (*_, last) = await collect(router, request("hello", model="fake"))
+    assert isinstance(end := last.deltas[-1], Finished) and end.timings.route == "fake"
+    assert len(here.requests) == 1
+
+
 async def test_remotes_may_come_and_go_while_a_model_is_searched() -> None:
     backends: dict[str, Backend] = {}
 

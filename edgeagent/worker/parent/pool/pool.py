@@ -268,18 +268,14 @@ class Pool:
         found = self.find(name)
         return self._models.get(found) or self._models[found.rpartition("+")[0]]
 
-    def submit(self, request: GenerateRequest, receiver: Receiver, so_far: AnswerSoFar | None = None) -> PoolModel:
-        """Send a request to its model's worker; raise the errors of `find` and of Supervisor.submit.
-
-        Return the model. The pool may have unloaded and forgotten it before the answer is read.
-        """
+    def submit(self, request: GenerateRequest, receiver: Receiver, so_far: AnswerSoFar | None = None) -> None:
+        """Send a request to its model's worker; raise the errors of `find` and of Supervisor.submit."""
         model = self.model(request.model)
         adapter = self.find(request.model).removeprefix(model.name).removeprefix("+")
         model.supervisor.submit(structs.replace(request, adapter=adapter) if adapter else request, receiver, so_far)
         if request.keep_alive_s is not None and not model.is_pinned:
             model.keep_alive_s = request.keep_alive_s
         model.note_use()
-        return model
 
     async def ask(self, name: str, query: TextQuery) -> QueryAnswer:
         """Return the answer to a query; raise NotSupported, or the errors of `find` and of Supervisor.ask.
