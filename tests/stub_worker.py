@@ -42,7 +42,6 @@ from edgeagent.worker.protocol import (
     Ask,
     Cancel,
     Delivered,
-    Drop,
     Failed,
     FromWorker,
     Load,
@@ -109,6 +108,9 @@ class Stub:
                     kind, *words = self.command(text_of(request).split("|"))
                     self.live[request.id] = True
                     getattr(self, "do_" + kind.replace("-", "_"))(request.id, *words)
+                case Cancel(ask_id) if ask_id.startswith("ask-"):
+                    self.dropped.append(ask_id)
+                    self.busy.discard(ask_id)
                 case Cancel(request_id):
                     if self.live.get(request_id):
                         self.finish(request_id, FinishReason.CANCELLED)
@@ -122,9 +124,6 @@ class Stub:
                     assert isinstance(query, Tokenize)
                     kind, *words = self.command(query.text.split("|"))
                     getattr(self, "ask_" + kind)(ask_id, *words)
-                case Drop(ask_id):
-                    self.dropped.append(ask_id)
-                    self.busy.discard(ask_id)
                 case Ping(nonce):
                     self.on_ping(nonce)
                 case Stop():

@@ -8,7 +8,7 @@ through its stdout.
 - Every Submit is answered by StepResults for its id. The request ends with a Finished in the last StepResult, or with
   one Failed. No message for its id follows.
 - Every Ask is answered by AnswerParts for its id, the last with `is_last`, or by one Failed. There may be no answer if
-  the Ask is dropped or the worker is stopped.
+  the Ask is cancelled or the worker is stopped.
 """
 
 from __future__ import annotations
@@ -142,7 +142,10 @@ class Submit(Struct, frozen=True, tag="submit"):
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
-    """Cancel a request; an unknown or finished id is ignored. A live request is answered with Finished(cancelled)."""
+    """Cancel a request or an Ask; an unknown, finished or answered id is ignored.
+
+    A live request is answered with Finished(cancelled), an Ask with nothing more.
+    """
 
     id: str
 
@@ -152,12 +155,6 @@ class Ask(Struct, frozen=True, tag="ask"):
 
     id: str
     query: TextQuery
-
-
-class Drop(Struct, frozen=True, tag="drop"):
-    """Drop an Ask; an unknown or answered id is ignored."""
-
-    id: str
 
 
 class Power(Struct, frozen=True):
@@ -193,7 +190,7 @@ class Stop(Struct, frozen=True, tag="stop"):
     """Cancel all live requests, save cached blocks to the disk cache, and exit."""
 
 
-ToWorker = Load | Submit | Cancel | Ask | Drop | Ping | RenderAnswer | Stop
+ToWorker = Load | Submit | Cancel | Ask | Ping | RenderAnswer | Stop
 
 
 class LoadProgress(Struct, frozen=True, tag="progress"):

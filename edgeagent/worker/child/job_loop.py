@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from edgeagent.process_settings import give_back_freed_memory
 from edgeagent.types import Embed, Rerank, Score, WorkerStatus
 from edgeagent.worker.child.frame_writer import Frames
-from edgeagent.worker.protocol import Ask, Cancel, Drop, Stop, Submit
+from edgeagent.worker.protocol import Ask, Cancel, Stop, Submit
 
 _IDLE_S = 60.0  # the memory for whole texts is freed after this time without use
 
@@ -142,9 +142,9 @@ class JobLoop(ABC):
                     self._jobs.add(ask_id, query)
                 case partial():
                     command()
-                case Drop(ask_id):
-                    self._jobs.drop(ask_id)
                 case _:
+                    if isinstance(command, Cancel):
+                        self._jobs.drop(command.id)
                     self._carry_out(command)
                     if isinstance(command, Stop):
                         return False
@@ -164,10 +164,6 @@ class JobLoop(ABC):
         """Queue an Embed or a Rerank. Its tokens follow later, see `read_texts`. Any thread may call it."""
         self.commands.put(message)
 
-    def drop(self, message: Drop) -> None:
-        """Drop a query; an unknown or answered id is ignored. Any thread may call it."""
-        self.commands.put(message)
-
     def read_texts(self, ask_id: str, query: Embed | Rerank) -> None:
         """Tokenize a query's texts and queue the tokens for the main thread. Another thread calls this method.
 
@@ -176,7 +172,7 @@ class JobLoop(ABC):
         try:
             self.commands.put(partial(self._jobs.give, ask_id, self._read(query)))
         except BaseException:
-            self.commands.put(Drop(ask_id))
+            self.commands.put(partial(self._jobs.drop, ask_id))
             raise
 
     @property

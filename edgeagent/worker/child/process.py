@@ -25,6 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -55,7 +56,6 @@ from edgeagent.worker.protocol import (
     Ask,
     Cancel,
     DiskCache,
-    Drop,
     Load,
     LoadFailed,
     LoadProgress,
@@ -70,7 +70,7 @@ from edgeagent.worker.protocol import (
     failed_message,
     read_to_worker,
 )
-from edgeagent.worker.render.renderer import RenderLink
+from edgeagent.worker.render.renderer import RemoteTemplate, RenderLink
 from edgeagent.worker.sandbox.sandbox import enclose, set_limits
 
 # Limits of one frame of an answer.
@@ -291,14 +291,13 @@ def _pass_on(message: ToWorker, served: _Served) -> None:
         case Submit():
             served.loop.submit(message)
         case Cancel() | Stop() | Ask(query=PurgeCache()):
+            if isinstance(message, Cancel):
+                served.questions.drop(message.id)
             served.loop.interrupt(message)
         case Ask(query=query):
             if isinstance(query, Embed | Rerank):
                 served.loop.ask(message)
             served.questions.ask(message)
-        case Drop(ask_id):
-            served.questions.drop(ask_id)
-            served.loop.drop(message)
 
 
 class _PromptPreparer(threading.Thread):
@@ -382,7 +381,7 @@ def _load(
     if needs_whole_texts(opened.model):
         return EncoderHost(message, opened, sandbox, report_part, started_s)
     link.start()  # the renderer starts while the context is made
-    return Host(message, opened, link.open, sandbox, store, report_part, started_s)
+    return Host(message, opened, partial(RemoteTemplate, link), sandbox, store, report_part, started_s)
 
 
 def _start(host: Host | EncoderHost, frames: Outlet) -> GeneratorLoop | EncoderLoop:

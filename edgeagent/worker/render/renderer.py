@@ -97,10 +97,6 @@ class RenderLink:
         """Start the process before the first job needs it."""
         self._put(RenderJob(0, 0.0))
 
-    def open(self, opening: Open) -> Renderer:
-        """Open a template; raise TemplateTooSlow or another InvalidRequest if opening it exceeds its limits."""
-        return RemoteTemplate(self, opening)
-
     def ask(self, job: Job, cpu_s: float) -> Answer:
         """Send a job and wait for its answer; raise _EndedError if the process ended during the job."""
         body = encode(job)
@@ -126,6 +122,7 @@ class RemoteTemplate:
     """A template in the renderer. If that process has ended, the template is opened again in the next one."""
 
     def __init__(self, link: RenderLink, opening: Open, opened: Opened | None = None) -> None:
+        """Raise TemplateTooSlow or another InvalidRequest if opening the template exceeds its limits."""
         self._link = link
         self._opening = opening
         self._left_s = REQUEST_CPU_S

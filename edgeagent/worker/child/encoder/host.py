@@ -42,7 +42,6 @@ from edgeagent.worker.protocol import (
     AnswerPart,
     Ask,
     Cancel,
-    Drop,
     Load,
     StepItem,
     StepResult,
@@ -304,14 +303,13 @@ class EncoderLoop(JobLoop):
         self._frames.put(failed_message(request.id, refusal))
 
     def interrupt(self, command: Cancel | Ask | Stop) -> None:
-        self.commands.put(command)
-        if isinstance(command, Stop):
-            self._runner.request_abort()
+        """Queue a command and, unless it is an Ask, interrupt the running batch.
 
-    def drop(self, message: Drop) -> None:
-        """Drop a query and interrupt the running batch. If the batch belongs to another query, it is computed again."""
-        super().drop(message)
-        self._runner.request_abort()
+        If the batch belongs to another query than the cancelled one, it is computed again.
+        """
+        self.commands.put(command)
+        if not isinstance(command, Ask):
+            self._runner.request_abort()
 
     @property
     def status(self) -> WorkerStatus:

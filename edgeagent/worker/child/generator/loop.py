@@ -216,9 +216,11 @@ class GeneratorLoop(JobLoop):
         that step. But it never postpones two steps in a row. The cancel of a prefill ahead of a request interrupts
         nothing: what the step computes is for the request that has replaced it. The cancel of the only request
         interrupts nothing either, so that its prefix is cached: the next request does that, if it begins sooner then.
+        Nor does that of a query, of which no step computes anything.
         """
         live = self._requests.get(command.id) if isinstance(command, Cancel) else None
-        is_kept = live is not None and live.submit.request.is_ahead and live.submit.request.prefill_only
+        request = None if live is None else live.submit.request
+        is_kept = isinstance(command, Cancel) and (request is None or (request.is_ahead and request.prefill_only))
         spec = None if live is None or live.prepared is None else live.prepared.spec
         if spec is not None and spec.write_cache and spec.choices is None:
             self._is_abandoned = len(self._requests) == 1 and self.commands.empty() and not len(self._jobs)

@@ -454,7 +454,7 @@ class Queries:
         return [query for kind, query in first.items() if kind not in sent]
 
     def discard(self, query: Query) -> bool:
-        """Drop a query. Return True if the caller must send the worker a Drop, because the worker has the query."""
+        """Drop a query. Return True if the caller must send the worker a Cancel, because the worker has the query."""
         return self._open.pop(query.ask.id, None) is not None and query.sent_at_s is not None
 
     def on_answer(self, answer: AnswerPart) -> None:

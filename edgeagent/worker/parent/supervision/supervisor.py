@@ -46,7 +46,6 @@ from edgeagent.worker.protocol import (
     Cancel,
     Delivered,
     DiskShare,
-    Drop,
     Failed,
     FromWorker,
     Load,
@@ -197,7 +196,7 @@ class Supervisor:
             return await query.future
         finally:
             if self._queries.discard(query) and self._channel is not None:
-                self._channel.send(Drop(query.ask.id))
+                self._channel.send(Cancel(query.ask.id))
             self._send_waiting()
 
     def cancel(self, request_id: str) -> None:

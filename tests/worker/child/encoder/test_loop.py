@@ -15,7 +15,7 @@ from edgeagent.engine.runner import DecodeCancelled
 from edgeagent.errors import InternalError, InvalidRequest
 from edgeagent.types import CachePolicy, Embed, Finished, FinishReason, GenerateRequest, PurgeCache, Rerank, TextPrompt
 from edgeagent.worker.child.encoder.host import EncoderHost, EncoderLoop
-from edgeagent.worker.protocol import AnswerPart, Ask, Drop, Failed, FromWorker, StepResult, Stop, Submit
+from edgeagent.worker.protocol import AnswerPart, Ask, Cancel, Failed, FromWorker, StepResult, Stop, Submit
 from tests.fakes import FakeClock
 
 
@@ -137,9 +137,9 @@ def test_questions_take_turns_in_the_order_of_their_arrival(bench: Bench) -> Non
     ]
 
 
-def test_a_dropped_question_gets_no_answer(bench: Bench) -> None:
+def test_a_cancelled_question_gets_no_answer(bench: Bench) -> None:
     bench.ask("a", Embed(()), [1])
-    bench.loop.drop(Drop("a"))
+    bench.loop.interrupt(Cancel("a"))
     assert bench.encoder.is_aborted
     bench.ask("b", Embed(()), [2])
     assert first_numbers(bench.turn()) == [2.0]

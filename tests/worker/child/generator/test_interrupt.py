@@ -136,6 +136,8 @@ class TestInterrupt:
     @pytest.mark.parametrize("command", [Cancel("a"), Stop()])
     def test_only_a_long_step_is_interrupted(self, command: Cancel | Stop) -> None:
         bench = Bench()
+        bench.submit()
+        bench.turn()
         bench.loop.interrupt(command)
         assert bench.host.runner.num_aborts == 0
         bench.host.engine.current_step.is_long = True
