@@ -40,10 +40,11 @@ from edgeagent.answers.rules import (
 from edgeagent.answers.seal import Seal
 from edgeagent.answers.shared import SharedAnswer
 from edgeagent.answers.store import BUDGET_S, PATIENCE_S, Breaker, EmbeddedStore, Listed, Store, TooSlow, within
+from edgeagent.backends.limits import limit
 from edgeagent.backends.prompts import prompt_bytes
 from edgeagent.cache_folder import ensure_secret
 from edgeagent.config import AnswersConfig, Config
-from edgeagent.errors import BackendUnavailable, ConfigError, DeadlineUnreachable, EdgeAgentError, RequestTimeout
+from edgeagent.errors import BackendUnavailable, ConfigError, EdgeAgentError
 from edgeagent.runtime_file import read_private
 from edgeagent.service.service import Service, remaining, status_of
 from edgeagent.state_files import ANSWERS_FILE, SIMILAR_FILE
@@ -81,8 +82,8 @@ class Generation(SharedAnswer):
     `keep` is called with the terminal delta, before a client that got it can ask again.
     """
 
-    def __init__(self, request_id: str, keep: Callable[[Generation], None], *, is_open: bool) -> None:
-        super().__init__(time.monotonic, is_open=is_open)
+    def __init__(self, request_id: str, keep: Callable[[Generation], None]) -> None:
+        super().__init__(time.monotonic)
         self.id = request_id
         self._keep = keep
         self.task: asyncio.Task[None] | None = None
@@ -398,7 +399,7 @@ class Answers:
             if (use.writes or use.reads) and num_forgotten == self._num_forgotten:
                 self._keep(question, key, ended, use)
 
-        generation = Generation(request.id, keep, is_open=True)
+        generation = Generation(request.id, keep)
         if use.leads:
             self._running[shared] = generation
 
@@ -427,12 +428,18 @@ class Answers:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         asked.generation = generation
         is_own = generation.id == request.id
-        generation.join(request.id, sink, _ender(ended))
+        end = _ender(ended)
+        generation.join(request.id, sink, end)
         generation.note_change()
         if asked.is_cancelled:
             self.cancel(request.id)
+
+        def end_late(error: EdgeAgentError) -> None:
+            error.num_delivered_tokens = generation.usage.num_output_tokens
+            end(error)
+
         # The router knows the limits of the request that it has.
-        timers = [] if is_own else _timers(request, generation, ended)
+        timers = [] if is_own else limit(request, end_late, lambda: generation.has_content)
         try:
             await ended
         finally:
@@ -585,24 +592,6 @@ def _ender(ended: asyncio.Future[None]) -> Callable[[Exception | None], None]:
             ended.set_exception(copy.copy(error))
 
     return end
-
-
-def _timers(request: GenerateRequest, generation: Generation, ended: asyncio.Future[None]) -> list[asyncio.TimerHandle]:
-    """Set timers that end a follower at its own limits: of the whole answer, and of the first token."""
-    limit_s, first_s = request.timeout_s, request.need.first_token_s
-
-    def pass_limit() -> None:
-        if not ended.done():
-            num_tokens = generation.usage.num_output_tokens
-            ended.set_exception(RequestTimeout.passed(limit_s, num_delivered_tokens=num_tokens))
-
-    def pass_first() -> None:
-        if first_s is not None and not (generation.has_content or ended.done()):
-            ended.set_exception(DeadlineUnreachable.passed(first_s))
-
-    loop = asyncio.get_running_loop()
-    limits = ((limit_s, pass_limit), (first_s, pass_first))
-    return [loop.call_later(seconds, act) for seconds, act in limits if seconds is not None]
 
 
 def _adapter(status: ModelStatus, model: str) -> str:

@@ -48,7 +48,7 @@ class SharedAnswer(Sink):
     A follower gets its terminal delta or its error exactly once, and nothing after it. `clock`: time.monotonic.
     """
 
-    def __init__(self, clock: Callable[[], float], *, is_open: bool = True) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began_s = clock()
         self._followers: dict[str, Follower] = {}
@@ -59,7 +59,7 @@ class SharedAnswer(Sink):
         self._num_tokens = 0
         self.has_content = False
         self.finished: Finished | None = None
-        self.is_open = is_open
+        self.is_open = True
         """Whether others may join. Once it is False, it stays so."""
 
     @property

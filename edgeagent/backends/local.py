@@ -12,12 +12,14 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 from edgeagent.backends.base import MEDIA, Estimate
 from edgeagent.backends.forecast import MOST_BYTES_PER_TOKEN, Forecast, Prediction, Rates
+from edgeagent.backends.limits import limit
 from edgeagent.backends.media import kinds, new_kinds, not_read, readable
-from edgeagent.errors import DeadlineUnreachable, Overloaded, RequestTimeout
+from edgeagent.errors import DeadlineUnreachable, EdgeAgentError, Overloaded
 from edgeagent.types import (
     UNUSABLE,
     AnswerSoFar,
@@ -232,22 +234,15 @@ class LocalBackend:
         except Exception:
             traffic.forecast.end(request.id, began_s)
             raise
-        lapse = self._lapse_if_waiting(request, answer, model)
+        timers = limit(request, partial(self._end_late, answer, model), lambda: answer.has_started)
         try:
             if prediction.waits or _is_late(prediction, request):
                 sink.put(Step((Queued(prediction.place, prediction.first_token_s),)))
-            async with asyncio.timeout(request.timeout_s):
-                await answer.ended
+            await answer.ended
             traffic.note_duration(self._clock() - began_s)
-        except TimeoutError:
-            if not answer.ended.cancelled():  # it ended just in time
-                return answer.ended.result()
-            error = RequestTimeout.passed(request.timeout_s, served_by=self.name)
-            error.late_stage = answer.late_stage(model.status().state)
-            raise error from None
         finally:
-            if lapse is not None:
-                lapse.cancel()
+            for timer in timers:
+                timer.cancel()
             traffic.forecast.end(request.id, self._clock())
             traffic.active_s = self._clock()
             answer.ended.cancel()  # its client may have left, and gets nothing more
@@ -268,21 +263,9 @@ class LocalBackend:
             raise DeadlineUnreachable.predicted(latest_s, limit_s, served_by=self.name)
         return prediction
 
-    def _lapse_if_waiting(
-        self, request: GenerateRequest, answer: _Answer, model: PoolModel
-    ) -> asyncio.TimerHandle | None:
-        """Refuse a request if its prefill has not begun when its first token is due, so that it is not computed."""
-        limit_s = request.need.first_token_s
-        if limit_s is None:
-            return None
-
-        def lapse() -> None:
-            if not answer.has_started:
-                error = DeadlineUnreachable.passed(limit_s, served_by=self.name)
-                error.late_stage = answer.late_stage(model.status().state)
-                answer.fail(error)
-
-        return asyncio.get_running_loop().call_later(limit_s, lapse)
+    def _end_late(self, answer: _Answer, model: PoolModel, error: EdgeAgentError) -> None:
+        error.served_by, error.late_stage = self.name, answer.late_stage(model.status().state)
+        answer.fail(error)
 
 
 def _is_late(prediction: Prediction, request: GenerateRequest) -> bool:

@@ -141,7 +141,6 @@ class RoutedRequest(Sink):
         self._clock = clock
         self._delivery = Delivery(request, clock)
         self._accepted_s = clock()
-        self._deadline_s: float | None = None
         self._left_out: dict[str, str] = {}  # the backends that are not tried again, and why
         self._errors: list[EdgeAgentError] = []
         self._broken: EdgeAgentError | None = None  # the failure that interrupted the client's answer
@@ -198,7 +197,6 @@ class RoutedRequest(Sink):
         located = await self._locate(self._request)
         request = self._request = replace(located, target=self._chooser.target(located))
         self._delivery = Delivery(request, self._clock, self._chooser.overruled(request))
-        self._deadline_s = None if request.timeout_s is None else self._clock() + request.timeout_s
 
     async def _attempt(self, order: Order) -> str:
         """Run the request at an order's first backend. Return why another backend must continue; "" if none must.
@@ -318,11 +316,11 @@ class RoutedRequest(Sink):
         if need.first_token_s is not None:
             left_s = None if self._delivery.has_content else max(0.0, self._accepted_s + need.first_token_s - now_s)
             request = replace(request, need=replace(need, first_token_s=left_s))
-        if self._deadline_s is None:
+        if request.timeout_s is None:
             return request
-        if self._deadline_s <= now_s:
+        if (left_s := self._accepted_s + request.timeout_s - now_s) <= 0:
             raise RequestTimeout.passed(request.timeout_s)
-        return replace(request, timeout_s=self._deadline_s - now_s)
+        return replace(request, timeout_s=left_s)
 
     def _choose(self) -> Order:
         """Return the order of the backends that are left; raise the error for the client if none is left.
