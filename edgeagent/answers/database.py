@@ -41,7 +41,7 @@ class Row:
 
 
 class AnswerDatabase(SqliteDatabase):
-    """The kept answers in a file, or in memory if `path` is None.
+    """The kept answers in a file, or in memory if `path` is None: a store.Database.
 
     All methods may raise sqlite3.Error, and the constructor DamagedError or OSError too. After either, use no method
     but `close`.
@@ -55,14 +55,12 @@ class AnswerDatabase(SqliteDatabase):
         super().__init__(path, _SCHEMA, VERSION)
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
-        """Return what is sealed under a key, and when it was created (time.time); None if there is nothing."""
         row: tuple[bytes, float] | None = self._execute(
             "SELECT sealed, created_s FROM answers WHERE key = ?", key
         ).fetchone()
         return row
 
     def note_uses(self, uses: Collection[bytes]) -> None:
-        """Count a use of each of these keys, in this order."""
         with self._transaction():
             for key in uses:
                 self._execute(
@@ -70,7 +68,6 @@ class AnswerDatabase(SqliteDatabase):
                 )
 
     def put(self, key: bytes, partition: str, model: str, sealed: bytes, created_s: float) -> None:
-        """Keep an answer, in place of one with the same key. Then forget the least recently used over the limit."""
         num_bytes = _ROW_BYTES + len(sealed) + len(partition.encode()) + len(model.encode())
         with self._transaction():
             self._remove("key = ?", key)
@@ -85,7 +82,6 @@ class AnswerDatabase(SqliteDatabase):
                 self._remove("key = ?", oldest)
 
     def rows(self, partition: str | None, limit: int, offset: int = 0) -> list[Row]:
-        """Return the answers of a partition, or of all if it is None, the last used first."""
         where = "" if partition is None else "WHERE partition = ?"
         values = (limit, offset) if partition is None else (partition, limit, offset)
         found = self._execute(
@@ -96,10 +92,6 @@ class AnswerDatabase(SqliteDatabase):
         return [Row(*row) for row in found.fetchall()]
 
     def remove(self, key: bytes, partition: str | None = None) -> int:
-        """Forget one answer, if it is in the partition (None: in any). Return how many were forgotten.
-
-        `key` may be the beginning of its key.
-        """
         last = key + b"\xff" * KEY_BYTES
         with self._transaction():
             if partition is None:
@@ -107,12 +99,11 @@ class AnswerDatabase(SqliteDatabase):
             return self._remove("key BETWEEN ? AND ? AND partition = ?", key, last, partition)
 
     def remove_older(self, than_s: float) -> int:
-        """Forget all that were created before a time of time.time(). Return how many."""
         with self._transaction():
             return self._remove("created_s < ?", than_s)
 
     def remove_all(self, partition: str | None) -> int:
-        """Forget all answers, or those of one partition. Return how many. Their bytes are overwritten in the file."""
+        """Do what Database says. The bytes are overwritten in the file."""
         with self._transaction():
             num = self._remove("TRUE") if partition is None else self._remove("partition = ?", partition)
         self._truncate_log()

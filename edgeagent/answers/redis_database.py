@@ -256,7 +256,6 @@ class RedisDatabase:
         self._way_out.close()
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
-        """Return what is sealed under a key, and when it was created (time.time); None if there is nothing."""
         name = self._answer(_id(key))
 
         def ask(client: Any) -> Any:
@@ -275,11 +274,9 @@ class RedisDatabase:
         return sealed, float(created)
 
     def note_uses(self, uses: Collection[bytes]) -> None:
-        """Count a use of each of these keys, in this order."""
         self._script(_USE, *map(_id, uses))
 
     def put(self, key: bytes, partition: str, model: str, sealed: bytes, created_s: float) -> None:
-        """Keep an answer, in place of one with the same key. Then forget the least recently used over the limit."""
         del model  # it is sealed with the answer
         max_age_s = self._options.max_age_s
         age_ms = -1 if math.isinf(max_age_s) else int(1000 * max_age_s)
@@ -288,7 +285,7 @@ class RedisDatabase:
         self._script(_PUT, _id(key), self._partition(partition), *limits, sealed, key, repr(created_s))
 
     def rows(self, partition: str | None, limit: int, offset: int = 0) -> list[Row]:
-        """Return the answers of a partition, or of all if it is None, the last used first. Their names are sealed."""
+        """Do what Database says. The names of the answers are sealed."""
         while self._script(_SWEEP)[2]:
             pass
         ids = self._command("ZREVRANGE", self._used(partition), offset, offset + limit - 1)
@@ -309,10 +306,6 @@ class RedisDatabase:
         return found
 
     def remove(self, key: bytes, partition: str | None = None) -> int:
-        """Forget one answer, if it is in the partition (None: in any). Return how many were forgotten.
-
-        `key` may be the beginning of its key, of the length of an id.
-        """
         return int(self._script(_REMOVE, "" if partition is None else self._partition(partition), _id(key))[2])
 
     def remove_older(self, than_s: float) -> int:
@@ -321,7 +314,6 @@ class RedisDatabase:
         return int(self._script(_SWEEP)[2])
 
     def remove_all(self, partition: str | None) -> int:
-        """Forget all answers, or those of one partition. Return how many."""
         num = 0
         while ids := self._command("ZRANGE", self._used(partition), 0, _MAX_AT_ONCE - 1):
             num_now = int(self._script(_REMOVE, "", *ids)[2])
