@@ -147,22 +147,15 @@ class Transport:
         check_permit(permit, self._remote.name, call)
         stages = stages or CallStages()
         used = self._connections
-        pool, network = used.pool, used.network
-
-        async def trace(event: str, details: dict[str, Any]) -> None:
-            stages.note(event, network.stages)
-            exchange.note(event)
-            del details
-
+        exchange = Exchange(stages, used.network)
         request = httpcore.Request(
             "GET" if call.body is None else "POST",
             f"{self._base}{self._root if call.is_at_root else self._path}{call.path}",
             headers=self._headers(call),
             content=call.body,
-            extensions={"trace": trace},
+            extensions={"trace": exchange.trace},
         )
-        exchange = Exchange(stages)
-        exchange.task = self._begin(exchange.work(pool, request))
+        exchange.task = self._begin(exchange.work(used.pool, request))
         exchange.task.add_done_callback(exchange.end)
         exchange.task.add_done_callback(partial(self._leave, used))
         used.num_used += 1
@@ -252,8 +245,9 @@ class Exchange:
     waits until httpcore has a new connection in use, and does not come while httpcore closes the answer.
     """
 
-    def __init__(self, stages: CallStages) -> None:
+    def __init__(self, stages: CallStages, network: Network) -> None:
         self.stages = stages
+        self._network = network
         self.status = 0
         self.headers: dict[str, str] = {}
         self.task: asyncio.Task[None] | None = None  # runs `work`
@@ -336,8 +330,10 @@ class Exchange:
             with contextlib.suppress(*_CUT):
                 await response.aclose()
 
-    def note(self, event: str) -> None:
+    async def trace(self, event: str, details: dict[str, Any]) -> None:
         """Note one of httpcore's trace events; carry out a cancel that had to wait for it."""
+        del details
+        self.stages.note(event, self._network.stages)
         stage = event.partition(".")[2]
         self._is_not_to_cancel = stage in _NOT_TO_CANCEL_AFTER
         if not self._must_stop or self._is_not_to_cancel:
@@ -397,16 +393,10 @@ async def get(
     Failure if the call fails.
     """
     assert row > 0
-    stages, network = CallStages(), Network(connect_s, may_be=may_be)
-    exchange = Exchange(stages)
-
-    async def trace(event: str, details: dict[str, Any]) -> None:
-        stages.note(event, network.stages)
-        exchange.note(event)
-        del details
-
+    network = Network(connect_s, may_be=may_be)
+    exchange = Exchange(CallStages(), network)
     headers = [("Host", urlsplit(url).netloc), *_HEADERS, ("Accept", accept)]
-    request = httpcore.Request("GET", url.partition("#")[0], headers=headers, extensions={"trace": trace})
+    request = httpcore.Request("GET", url.partition("#")[0], headers=headers, extensions={"trace": exchange.trace})
     async with httpcore.AsyncConnectionPool(ssl_context=context, network_backend=network) as pool:
         exchange.task = asyncio.create_task(exchange.work(pool, request))
         exchange.task.add_done_callback(exchange.end)
