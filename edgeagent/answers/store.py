@@ -215,7 +215,7 @@ class ThreadStore:
 
     def put(self, key: bytes, answer: Answer) -> None:
         if not self._is_closed and len(self._writes) < _MAX_WRITES:
-            write = self._run(lambda: self._put(key, answer))
+            write = self.run(lambda: self._put(key, answer))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
 
@@ -246,23 +246,21 @@ class ThreadStore:
     async def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            await self._run(self._close)
+            await self.run(self._close)
             self._thread.shutdown(wait=False)
 
     def run(self, act: Callable[[], T]) -> asyncio.Future[T]:
         """Run a function in the store's thread, which may wait for a disk."""
         return asyncio.get_running_loop().run_in_executor(self._thread, act)
 
-    _run = run
-
     async def _within(self, act: Callable[[], T]) -> T:
-        return await within(self._budget_s, self._breaker, lambda: self._run(act))
+        return await within(self._budget_s, self._breaker, lambda: self.run(act))
 
     async def _ask(self, act: Callable[[Database], T], otherwise: T) -> T:
-        return await self._run(lambda: self._try(act, otherwise))
+        return await self.run(lambda: self._try(act, otherwise))
 
     async def _must(self, act: Callable[[Database], int]) -> int:
-        done = await self._run(lambda: self._try(act, -1))
+        done = await self.run(lambda: self._try(act, -1))
         if done < 0:
             raise StoreError(f"answers could not be deleted ({self.trouble}); try again later")
         return done

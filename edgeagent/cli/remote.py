@@ -153,14 +153,6 @@ def _given_price(text: str | None) -> Price:
     return Price(_number(prompt, "--price", wanted, float), _number(output, "--price", wanted, float))
 
 
-def _given_budget(entries: Sequence[str]) -> Budget:
-    return Budget(**_numbers(entries, "--budget", Budget))
-
-
-def _given_limits(entries: Sequence[str]) -> Limits:
-    return Limits(**_numbers(entries, "--limit", Limits))
-
-
 def _numbers(entries: Sequence[str], flag: str, kind: type[Budget | Limits]) -> dict[str, Any]:
     is_whole = {name: str(type_name).startswith("int") for name, type_name in kind.__annotations__.items()}
     names = sorted(is_whole, key=is_whole.__getitem__, reverse=True)
@@ -334,8 +326,8 @@ def add(
         tls=Tls(_path(ca), pin, _path(client_cert), _path(client_key)),
         proxy=proxy,
         price=_given_price(prices),
-        budget=_given_budget(budgets),
-        limits=_given_limits(limit),
+        budget=Budget(**_numbers(budgets, "--budget", Budget)),
+        limits=Limits(**_numbers(limit, "--limit", Limits)),
         terms=Terms(operator, retention, training),
         plaintext=plaintext,
         images=images,
