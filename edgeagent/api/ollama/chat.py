@@ -26,12 +26,13 @@ from edgeagent.api.ollama.body import (
     rfc3339,
 )
 from edgeagent.api.ollama.models import capabilities
-from edgeagent.api.openai.answer import finish_reason
-from edgeagent.api.openai.chat_answer import ChatAnswer, arguments_of, logprobs_body
-from edgeagent.api.wire.answer_stream import AnswerWriter, start_stream
+from edgeagent.api.openai.answer import Answer, finish_reason
+from edgeagent.api.openai.chat_answer import ChatSoFar, arguments_of, logprobs_body
+from edgeagent.api.openai.completions import respond
+from edgeagent.api.wire.answer_stream import AnswerWriter
 from edgeagent.api.wire.body import Body, read_body
 from edgeagent.api.wire.errors import ollama_refusal
-from edgeagent.api.wire.generation import Run, RunsAt, Scored, put_headers, started_body
+from edgeagent.api.wire.generation import Run, RunsAt, Scored, started_body
 from edgeagent.api.wire.route import LINES, Routes
 from edgeagent.api.wire.shape import Json, Shape
 from edgeagent.api.wire.sse import unless_disconnected
@@ -45,13 +46,11 @@ from edgeagent.types import (
     FinishReason,
     Queued,
     ReasoningDelta,
-    Sink,
     Started,
     Step,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
-    replace,
 )
 
 
@@ -145,33 +144,76 @@ def generate_fields(text: str = "", thinking: str = "", calls: Sequence[OllamaCa
     return {"response": text, "thinking": thinking} if thinking else {"response": text}
 
 
-class OllamaAnswer(AnswerWriter, Sink):
+class OllamaAnswer(Answer):
     """One answer while it is generated. `model` is the name that the client used.
 
-    As an AnswerWriter, it writes the lines of each step together. As a Sink, it is for an answer that is sent as one
-    body. `to_fields`: chat_fields or generate_fields. `total_duration` counts from the creation of this object.
+    `to_fields`: chat_fields or generate_fields. `total_duration` counts from the creation of this object.
     """
+
+    choices: list[ChatSoFar]
+
+    def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
+        super().__init__(request_id, model, [ChatSoFar()], 1)
+        self.to_fields = to_fields
+        self._began_ns = time.monotonic_ns()
+
+    def body(self) -> Json:
+        [choice] = self.choices
+        return self.last(
+            self.to_fields("".join(choice.texts), "".join(choice.reasonings), self.calls()), choice.logprobs
+        )
+
+    def loaded(self, *, is_unload: bool) -> Json:
+        """Return the answer to a request that only loads the model, or only unloads it."""
+        reason = "unload" if is_unload else "load"
+        return {**self.head(), **self.to_fields(), "done": True, "done_reason": reason}
+
+    def calls(self, first: int = 0) -> list[OllamaCall]:
+        """Return the calls from the one at `first` on."""
+        called = ((started, arguments_of(parts)) for started, parts in self.choices[0].calls[first:])
+        return [
+            {"id": started.id, "function": {"index": started.index, "name": started.name, "arguments": arguments}}
+            for started, arguments in called
+            if arguments is not None
+        ]
+
+    def head(self) -> Json:
+        """Return what each line has."""
+        return {"model": self.model, "created_at": rfc3339()}
+
+    def last(self, content: Json, logprobs: Sequence[TokenLogprob] = ()) -> Json:
+        """Return the last line, with this content; raise BackendUnavailable if the answer was cancelled."""
+        finished = self.choices[0].end()
+        reason = finish_reason(finished)
+        usage, timings = finished.usage, finished.timings
+        line: OllamaLine = {
+            "model": self.model,
+            "created_at": rfc3339(),
+            "done": True,
+            # Ollama has no `done_reason` of its own for an answer that ends in calls.
+            "done_reason": "stop" if finished.reason is FinishReason.TOOL_CALLS else reason,
+            "total_duration": time.monotonic_ns() - self._began_ns,
+            "load_duration": _ns(timings.load_ms),
+            "prompt_eval_count": usage.num_prompt_tokens,
+            "prompt_eval_duration": _ns(timings.prefill_ms),
+            "eval_count": usage.num_output_tokens,
+            "eval_duration": _ns(timings.decode_ms),
+            "edgeagent": self.generation_metrics(self.choices[0])["edgeagent"],
+        }
+        return {**cast("Json", line), **content, **_logprobs(logprobs)}
+
+
+class OllamaLines(AnswerWriter):
+    """Writes the lines of each step together."""
 
     media_type = LINES
     ping_interval_s = None
 
-    def __init__(self, request_id: str, model: str, to_fields: ToFields) -> None:
-        self.id = request_id
-        self._answer = ChatAnswer(request_id, model, 1)
-        self._to_fields = to_fields
-        self._began_ns = time.monotonic_ns()
+    def __init__(self, answer: OllamaAnswer) -> None:
+        self.id = answer.id
+        self._answer = answer
         self._num_calls_sent = 0
         self._started: Json | None = None  # what the first line says of the start; empty once it is sent
-
-    @property
-    def started(self) -> Started | None:
-        """Where the answer is generated; None if it has not started."""
-        return self._answer.choices[0].started
-
-    def put(self, step: Step) -> None:
-        self._answer.choices[0].take(step)
-        if step.deltas and isinstance(step.deltas[-1], Finished):  # earlier steps may wait in the worker
-            self._answer.delivery_time.add(step.at_s)
 
     def queued(self, queued: Queued) -> bytes:
         del queued  # lines of JSON have no comments; the header says it
@@ -193,72 +235,29 @@ class OllamaAnswer(AnswerWriter, Sink):
 
         A call is complete as soon as another delta follows its last arguments. Each call is sent in a line of its own.
         """
+        [choice], to_fields = self._answer.choices, self._answer.to_fields
         if isinstance(delta, Started) and self._started is None:
             self._started = started_body(delta)
         if isinstance(delta, ToolCallDelta | Started):
-            self._answer.choices[0].add(delta)
+            choice.add(delta)
             return []
-        calls, self._num_calls_sent = self._calls(self._num_calls_sent), len(self._answer.choices[0].calls)
-        lines = [self._line(self._to_fields(calls=calls))] if calls else []
-        self._answer.choices[0].add(delta)
+        calls, self._num_calls_sent = self._answer.calls(self._num_calls_sent), len(choice.calls)
+        lines = [self._line(to_fields(calls=calls))] if calls else []
+        choice.add(delta)
         match delta:
             case TextDelta(text, logprobs):
-                lines.append(self._line(self._to_fields(text), logprobs))
+                lines.append(self._line(to_fields(text), logprobs))
             case ReasoningDelta(text):
-                lines.append(self._line(self._to_fields(thinking=text)))
+                lines.append(self._line(to_fields(thinking=text)))
             case Finished():
-                lines.append(self._last(self._to_fields()))
+                lines.append(self._answer.last(to_fields()))
         if lines and self._started:
             lines[0] = {**lines[0], "edgeagent": {**self._started, **lines[0].get("edgeagent", {})}}
             self._started = {}
         return lines
 
-    def body(self) -> Json:
-        """Return the whole answer; raise BackendUnavailable if it was cancelled."""
-        choice = self._answer.choices[0]
-        content = self._to_fields("".join(choice.texts), "".join(choice.reasonings), self._calls())
-        return self._last(content, choice.logprobs)
-
-    def loaded(self, *, is_unload: bool) -> Json:
-        """Return the answer to a request that only loads the model, or only unloads it."""
-        reason = "unload" if is_unload else "load"
-        return {**self._head(), **self._to_fields(), "done": True, "done_reason": reason}
-
-    def _calls(self, first: int = 0) -> list[OllamaCall]:
-        made = self._answer.choices[0].calls[first:]
-        called = ((started, arguments_of(parts)) for started, parts in made)
-        return [
-            {"id": started.id, "function": {"index": started.index, "name": started.name, "arguments": arguments}}
-            for started, arguments in called
-            if arguments is not None
-        ]
-
     def _line(self, content: Json, logprobs: Sequence[TokenLogprob] = ()) -> Json:
-        return {**self._head(), **content, "done": False, **_logprobs(logprobs)}
-
-    def _last(self, content: Json, logprobs: Sequence[TokenLogprob] = ()) -> Json:
-        choice = self._answer.choices[0]
-        finished = choice.end()
-        reason = finish_reason(finished)
-        usage, timings = finished.usage, finished.timings
-        line: OllamaLine = {
-            "model": self._answer.model,
-            "created_at": rfc3339(),
-            "done": True,
-            # Ollama has no `done_reason` of its own for an answer that ends in calls.
-            "done_reason": "stop" if finished.reason is FinishReason.TOOL_CALLS else reason,
-            "total_duration": time.monotonic_ns() - self._began_ns,
-            "load_duration": _ns(timings.load_ms),
-            "prompt_eval_count": usage.num_prompt_tokens,
-            "prompt_eval_duration": _ns(timings.prefill_ms),
-            "eval_count": usage.num_output_tokens,
-            "eval_duration": _ns(timings.decode_ms),
-            "edgeagent": self._answer.generation_metrics(choice)["edgeagent"],
-        }
-        return {**cast("Json", line), **content, **_logprobs(logprobs)}
-
-    def _head(self) -> Json:
-        return {"model": self._answer.model, "created_at": rfc3339()}
+        return {**self._answer.head(), **content, "done": False, **_logprobs(logprobs)}
 
 
 def _logprobs(logprobs: Sequence[TokenLogprob]) -> Json:
@@ -303,14 +302,8 @@ async def _answer(
         return JSONResponse(answer.loaded(is_unload=parsed.is_unload))
     if parsed.is_thinking:
         await _check_thinking(context, model, parsed.model)
-    if not parsed.is_streamed:
-        whole = replace(parsed.request, is_whole=True)
-        await unless_disconnected(request.receive, context.service.generate(whole, answer))
-        response = JSONResponse(answer.body())
-        put_headers(response, answer.started)
-        return response
-    generation = parsed.request
-    return await start_stream(request.receive, answer, lambda sinks: context.service.generate(generation, sinks[0]))
+    lines = OllamaLines(answer) if parsed.is_streamed else None
+    return await respond(request, [parsed.request], answer, lines, {})
 
 
 async def _load_or_unload(request: Request, parsed: OllamaRequest, model: str, request_id: str) -> None:
