@@ -5,6 +5,7 @@ While the daemon drains, it refuses new requests.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -48,6 +49,7 @@ from edgeagent.types import (
 
 logger = logging.getLogger(__name__)
 
+MAX_AT_ONCE, MAX_BYTES_AT_ONCE = 8, 32 << 20
 _NUM_CHANGES = 2  # the first may be an edit of the instructions
 
 WithCaller = Callable[[GenerateRequest], GenerateRequest]
@@ -127,8 +129,36 @@ class LiveService:
         client's requests hold too many bytes, DeadlineUnreachable or RequestTimeout if the request has waited too long
         before, or the service's errors.
         """
-        with self.holding(request):
-            await self.generate_held(request, sink)
+        await self.generate_all([request], [sink])
+
+    async def generate_all(self, requests: Sequence[GenerateRequest], sinks: Sequence[Sink]) -> None:
+        """Run requests of one client, which are answered together, to their ends, each with its sink.
+
+        At most MAX_AT_ONCE requests run at a time, and fewer if their prompts, which have images, take more than
+        MAX_BYTES_AT_ONCE. If one request fails, its error is raised, and the others are cancelled. The bytes of all are
+        held until the last has ended, so none is refused for them once the first has begun.
+        """
+        with self.holding(*requests):
+            if len(requests) == 1:
+                return await self._generate(requests[0], sinks[0])
+            prompts = {id(each.prompt): each.prompt for each in requests}.values()  # choices share theirs
+            num_at_once = MAX_BYTES_AT_ONCE // max(1, *map(held_bytes, prompts))
+            places = asyncio.Semaphore(min(MAX_AT_ONCE, max(1, num_at_once)))
+
+            async def run(request: GenerateRequest, sink: Sink) -> None:
+                async with places:
+                    await self._generate(request, sink)
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for request, sink in zip(requests, sinks, strict=True):
+                        group.create_task(run(request, sink))
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+
+    async def _generate(self, request: GenerateRequest, sink: Sink) -> None:
+        request = self._with_caller(request)
+        await self._run(request, sink, self._target(request))
 
     @contextmanager
     def holding(self, *requests: GenerateRequest) -> Iterator[None]:
@@ -147,11 +177,6 @@ class LiveService:
                     self._settle(request, meter, error.code)
                 raise
             yield
-
-    async def generate_held(self, request: GenerateRequest, sink: Sink) -> None:
-        """Run a request as `generate` does, within the `holding` of its answer."""
-        request = self._with_caller(request)
-        await self._run(request, sink, self._target(request))
 
     def give(self, request: GenerateRequest, end: Finished) -> Finished:
         """Measure an answer that was generated ahead and that its client gets now as a whole: `request.so_far`.

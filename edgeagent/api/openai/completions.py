@@ -25,40 +25,9 @@ from edgeagent.api.wire.generation import put_headers
 from edgeagent.api.wire.llama_fields import ReadCompletion
 from edgeagent.api.wire.route import SSE, Routes
 from edgeagent.api.wire.sse import unless_disconnected
-from edgeagent.backends.prompts import held_bytes
 from edgeagent.credentials.keys import Scope
 from edgeagent.errors import EdgeAgentError
-from edgeagent.service.live_service import LiveService
 from edgeagent.types import Finished, GenerateRequest, Sink, Step, replace
-
-MAX_AT_ONCE, MAX_BYTES_AT_ONCE = 8, 32 << 20
-
-
-async def run_all(service: LiveService, requests: Sequence[GenerateRequest], sinks: Sequence[Sink]) -> None:
-    """Run all requests to their ends, each with its sink.
-
-    At most MAX_AT_ONCE requests run at a time, and fewer if their prompts, which have images, take more than
-    MAX_BYTES_AT_ONCE. If one request fails, its error is raised, and the others are cancelled. The bytes of all are
-    held until the last has ended, so none is refused for them once the first has begun.
-    """
-    if len(requests) == 1:
-        await service.generate(requests[0], sinks[0])
-        return
-    prompts = {id(each.prompt): each.prompt for each in requests}.values()  # choices share theirs
-    num_at_once = MAX_BYTES_AT_ONCE // max(1, *map(held_bytes, prompts))
-    places = asyncio.Semaphore(min(MAX_AT_ONCE, max(1, num_at_once)))
-
-    async def run(request: GenerateRequest, sink: Sink) -> None:
-        async with places:
-            await service.generate_held(request, sink)
-
-    try:
-        with service.holding(*requests):
-            async with asyncio.TaskGroup() as group:
-                for request, sink in zip(requests, sinks, strict=True):
-                    group.create_task(run(request, sink))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
 
 
 async def respond(
@@ -72,7 +41,8 @@ async def respond(
 
     If the client disconnects, the requests are cancelled. For `params`, see AnswerWriter.
     """
-    run = partial(run_all, context_of(request).service, [replace(each, is_whole=chunks is None) for each in requests])
+    requests = [replace(each, is_whole=chunks is None) for each in requests]
+    run = partial(context_of(request).service.generate_all, requests)
     try:
         if chunks is None:
             body = await unless_disconnected(request.receive, _collect(run, answer))

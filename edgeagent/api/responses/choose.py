@@ -5,7 +5,6 @@ The model's worker computes all choices behind one prompt, whose beginning is us
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, NotRequired
@@ -233,13 +232,7 @@ def _without_input(request: GenerateRequest) -> GenerateRequest:
 async def _score(service: LiveService, requests: Sequence[GenerateRequest]) -> list[_Scored]:
     """Run all requests at the same time, and return the scores of each. Raise the first error of any of them."""
     sinks = [_Scored() for _ in requests]
-    try:
-        with service.holding(*requests):
-            async with asyncio.TaskGroup() as group:
-                for request, sink in zip(requests, sinks, strict=True):
-                    group.create_task(service.generate_held(request, sink))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    await service.generate_all(requests, sinks)
     if any(sink.finished is None or sink.scores is None for sink in sinks):
         raise BackendUnavailable("nothing was chosen: the daemon is stopping, or the request was cancelled")
     return sinks

@@ -12,9 +12,9 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 from openai.types import Completion
 
-from edgeagent.api.openai import completions
-from edgeagent.api.openai.completions import MAX_AT_ONCE
 from edgeagent.errors import ContextLengthExceeded, InvalidRequest, Overloaded, WorkerCrashed
+from edgeagent.service import live_service
+from edgeagent.service.live_service import MAX_AT_ONCE, MAX_BYTES_AT_ONCE
 from edgeagent.types import (
     CachePolicy,
     FinishReason,
@@ -164,11 +164,11 @@ async def test_choices_come_in_the_order_of_prompts(daemon: Running, backend: Fa
     assert texts == {0: "one", 1: "two two"}
 
 
-@pytest.mark.parametrize(("max_bytes", "expected"), [(completions.MAX_BYTES_AT_ONCE, MAX_AT_ONCE), (2000, 2), (1, 1)])
+@pytest.mark.parametrize(("max_bytes", "expected"), [(MAX_BYTES_AT_ONCE, MAX_AT_ONCE), (2000, 2), (1, 1)])
 async def test_not_too_many_run_at_a_time(
     daemon: Running, backend: FakeBackend, max_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completions, "MAX_BYTES_AT_ONCE", max_bytes)
+    monkeypatch.setattr(live_service, "MAX_BYTES_AT_ONCE", max_bytes)
     most = 0
 
     def script(request: GenerateRequest) -> Iterable[Act]:
