@@ -230,7 +230,7 @@ def _without_input(request: GenerateRequest) -> GenerateRequest:
 
 
 async def _score(service: LiveService, requests: Sequence[GenerateRequest]) -> list[_Scored]:
-    """Run all requests at the same time, and return the scores of each. Raise the first error of any of them."""
+    """Run the requests, and return the scores of each. Raise the first error of any of them."""
     sinks = [_Scored() for _ in requests]
     await service.generate_all(requests, sinks)
     if any(sink.finished is None or sink.scores is None for sink in sinks):
