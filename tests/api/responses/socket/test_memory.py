@@ -121,7 +121,8 @@ async def test_what_waits_on_many_sockets_has_one_bound() -> None:
         assert 1 <= num_waiting <= 2 and sum(num_waiting_bytes()) <= most
         gate.opened.set()
         ends = [await until(socket, "error", "response.created") for socket in sockets]
-        assert [end["type"] for end in ends].count("response.created") == num_waiting
+        # The event of one that begins repeats its input and counts until it is written, so it may displace another one.
+        assert 1 <= [end["type"] for end in ends].count("response.created") <= num_waiting
         assert {end["error"]["code"] for end in ends if end["type"] == "error"} == {"queue_full"}
         await sockets[0].send(json.dumps({"type": "response.create", "store": False, "input": "z"}))
         await until(sockets[0], "response.completed")
