@@ -313,7 +313,7 @@ async def test_a_client_that_never_reads_is_cut(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(transport, "STALL_TIMEOUT_S", 0.05)
     from edgeagent.types import TextDelta
 
-    backend = FakeBackend(lambda _: (TextDelta("x" * 65_536) for _ in range(10**9)))
+    backend = FakeBackend(lambda _: (TextDelta("Yes. " + "x" * 65_536) for _ in range(10**9)))
     async with running(backend) as daemon:
         body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True})
         _, writer = await asyncio.open_connection("127.0.0.1", daemon.port, limit=1024)

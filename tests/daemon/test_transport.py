@@ -65,7 +65,7 @@ async def test_a_long_frame_is_few_pieces_and_what_follows_it_is_not(monkeypatch
 
 async def test_a_socket_that_never_reads_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "SOCKET_STALL_TIMEOUT_S", 0.05)
-    backend = FakeBackend(lambda _: (TextDelta("x" * 65_536) for _ in range(10**9)))
+    backend = FakeBackend(lambda _: (TextDelta("Yes. " + "x" * 65_536) for _ in range(10**9)))
     async with running(backend) as daemon:
         peer = await open_websocket(daemon)
         peer.writer.transport.pause_reading()  # type: ignore[attr-defined]

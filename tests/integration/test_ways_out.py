@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -135,9 +136,14 @@ STAYS = {
 }
 
 
+_NAMES = re.compile(rf"\b({'|'.join(LIBRARIES | CALLS)})\b")
+
+
 def _could_send(path: Path) -> bool:
-    names = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    source, names = path.read_text(encoding="utf-8"), []
+    if not _NAMES.search(source):  # to parse all modules takes a second
+        return False
+    for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import():
                 names += [alias.name for alias in node.names]

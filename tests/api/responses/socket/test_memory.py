@@ -72,7 +72,7 @@ async def test_a_client_that_does_not_read_what_repeats_its_frames_is_sent_littl
 
 async def test_what_a_client_does_not_read_counts_among_what_all_hold() -> None:
     """If clients hold too much, the connection ends at once, and does not wait for its client."""
-    backend = FakeBackend(lambda _: (Started(1, 0), TextDelta("x" * (12 << 20)), finished()))
+    backend = FakeBackend(lambda _: (Started(1, 0), TextDelta("Yes. " + "x" * (12 << 20)), finished()))
     async with running(backend) as daemon:
         slow = await slow_socket(f"127.0.0.1:{daemon.port}")
         url = f"ws://127.0.0.1:{daemon.port}/v1/responses"
