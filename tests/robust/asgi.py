@@ -54,7 +54,7 @@ class Caller:
 
     def __init__(self, runner: asyncio.Runner, backend: FakeBackend) -> None:
         self.backend = backend
-        self._runner = runner
+        self._run = runner.get_loop().run_until_complete  # runner.run handles Ctrl-C each time, for 0.2 ms
         config = Config(state_dir=STATE_DIR, store=StoreConfig(models_dir=STATE_DIR / "models"))
         self._app = create_app(config, backend, keys=OwnerKey(TOKEN))
 
@@ -62,15 +62,15 @@ class Caller:
         """Send a body, unchanged or as JSON."""
         if not isinstance(body, bytes | str):
             body = json.dumps(body)
-        return self._runner.run(self._call("POST", path, body.encode() if isinstance(body, str) else body))
+        return self._run(self._call("POST", path, body.encode() if isinstance(body, str) else body))
 
     def delete(self, path: str, body: object) -> Answer:
         """Send a body as JSON with DELETE."""
-        return self._runner.run(self._call("DELETE", path, json.dumps(body).encode()))
+        return self._run(self._call("DELETE", path, json.dumps(body).encode()))
 
     def get(self, path: str) -> Answer:
         """Request a path."""
-        return self._runner.run(self._call("GET", path, b""))
+        return self._run(self._call("GET", path, b""))
 
     async def _call(self, method: str, path: str, body: bytes) -> Answer:
         headers = [
