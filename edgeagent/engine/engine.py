@@ -119,7 +119,7 @@ class Engine:
         self._itl_budget_s, self._restore_budget_s = itl_budget_s, itl_budget_s * _BUDGET_SHARE_TO_RESTORE
         drafters = (drafters or Drafters()).within(runner.max_rewind, are_even=runner.memory_kind not in CUTTABLE)
         self._stores = [self.prefixes] if drafters.model is None else [self.prefixes, drafters.model.prefixes]
-        self.proposals = Proposals(drafters, self.cost_model, itl_budget_s, clock, runner.is_end)
+        self.proposals = Proposals(drafters, self.cost_model, clock, runner.is_end)
         """Proposes drafts, and records how many of their tokens are accepted."""
         self._shift_check = ShiftCheck()
         self._verifier = Verifier(runner, self.prefixes, self.proposals, self._shift_check.note, clock)
@@ -225,7 +225,7 @@ class Engine:
         sequence = Sequence.of(spec, num_output, self._num_added, self._runner.min_prompt_chunk, self._clock())
         self._num_added += 1
         if spec.token_s is None and sequence.rank < Rank.BATCH:
-            sequence.token_s = self._itl_budget_s
+            sequence.budget_s = self._itl_budget_s
         if spec.due_s < math.inf:
             sequence.num_found = self._admission.num_cached(sequence)
         self._waiting[spec.id] = sequence

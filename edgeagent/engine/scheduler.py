@@ -9,7 +9,7 @@ A sequence that made no progress for a minute comes before all ranks (`boost_sta
 2. Each decoding sequence of the step gets its next token and its drafts, so that no stream waits for another one's
    prompt.
 3. Prompt tokens follow, in the order of `by_share`. Their number is limited by the expected time of the step: by the
-   shortest target of the streams (`Sequence.token_s`). If no stream has a target, the limit is MAX_STEP_S, or twice as
+   shortest budget of the streams (`Sequence.budget_s`). If no stream has one, the limit is MAX_STEP_S, or twice as
    much for a step that is larger than any measured one. So a new request waits for one such step at most, and a slow
    machine shows progress.
 4. The prompt of a realtime request gets steps without the streams if its first token comes sooner that way (`choose`).
@@ -25,10 +25,10 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 from edgeagent.engine.choices import Tree, grow
-from edgeagent.engine.costs.cost_model import CostModel, Retrials, StepShape, TimeShare
+from edgeagent.engine.costs.cost_model import PLANNED_SHARE, CostModel, Retrials, StepShape, TimeShare
 from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.runner import Slice
-from edgeagent.engine.sequence import Rank, Sequence, asked_target_s
+from edgeagent.engine.sequence import Rank, Sequence, shortest_target_s
 
 # The smallest useful prompt chunk: a smaller one does not fill a tile of a CPU kernel and takes as long.
 MIN_CHUNK = 32
@@ -52,22 +52,14 @@ MIN_SLOW_CHUNK = 4
 # full batch.
 MAX_GROWTH = 16
 
-# The part of the inter-token-latency budget that is planned for media, and beside side contexts. The rest is a reserve,
-# since steps and graph nodes differ in length. With a budget of 300 ms, 95 % of the streams' gaps took at most 279 ms
-# at 0.9, and 309 ms at 0.97.
-PLANNED_SHARE = 0.92
-
 # The most prompt tokens of one sequence to score in a step. Each scored token costs an extra pass over the vocabulary.
 MAX_SCORED = 32
 
 # The fewest prompt tokens of one sequence to score in a step while a sequence decodes.
 _MIN_SCORED = 4
 
-# The longest predicted time between two tokens of streams that asked for no target, while an answer that began
-# elsewhere waits to continue, or while a realtime prompt is computed. Also the longest step of a prompt that is
-# computed ahead. When 16 answers came back from a remote at once, the last one waited 0.6 s with steps within the
-# budget, and 0.3 s with steps of up to 0.25 s.
-_HURRIED_STEP_S = 0.2
+# The longest step of a prompt that is computed ahead, while no stream runs.
+_AHEAD_STEP_S = 0.2
 
 # If the streams would make the first token of a realtime request come so many times later than alone, they wait for its
 # prompt, except those that asked for a target.
@@ -183,9 +175,9 @@ def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) ->
     return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:2])]
 
 
-def shortest_target_s(sequences: Iterable[Sequence]) -> float:
-    """Return the shortest target of the sequences that decode, in seconds per token; infinite if they have none."""
-    return min((sequence.token_s for sequence in sequences if sequence.is_decoding), default=math.inf)
+def shortest_budget_s(sequences: Iterable[Sequence]) -> float:
+    """Return how long a step with prompts may take beside the sequences that decode; infinite if there are none."""
+    return min((sequence.budget_s for sequence in sequences if sequence.is_decoding), default=math.inf)
 
 
 def share_urgency(running: Collection[Sequence], waiting: Collection[Sequence]) -> None:
@@ -303,7 +295,7 @@ class Scheduler:
         urgent = [sequence for sequence in running if sequence.rank < Rank.BATCH]
         elapsed_s, self._chosen_s = self._clock() - self._chosen_s, self._clock()
         if most_urgent >= Rank.BATCH:
-            limit_s = shortest_target_s(urgent) - self._overhead_s
+            limit_s = shortest_budget_s(urgent) - self._overhead_s
             if not urgent or (self._least_s(running, num_cells) or 0.0) <= limit_s:
                 self._batch_time.saved_s = 0.0  # they lack nothing
                 return running
@@ -337,8 +329,8 @@ class Scheduler:
             return urgent
         if not prompts or not streams:
             return prompts or urgent
-        costs, asked_s = self._cost_model, asked_target_s(streams)
-        limit_s = max(shortest_target_s(streams), min(_HURRIED_STEP_S, asked_s)) - self._overhead_s
+        costs = self._cost_model
+        limit_s = max(shortest_budget_s(streams), shortest_target_s(streams)) - self._overhead_s
         num, depth = sum(each.num_pending for each in prompts), max(each.num_computed for each in prompts)
         own, beside = StepShape(0, num_cells), StepShape.of([(1, each.num_computed) for each in streams], num_cells)
         streams_s = costs.predict(beside)
@@ -357,7 +349,8 @@ class Scheduler:
         all_together_s, in_turn_s = together_s * num_together, part_s * num_parts + streams_s * (num_parts - 1)
         is_slow = min(all_together_s, in_turn_s) + streams_s > _MAX_SLOWDOWN * whole_s * num_whole
         waited_s = self._clock() - self._streamed_s
-        if asked_s == math.inf and (is_slow or (together_s > limit_s and part_s > room_s)):
+        may_wait = all(each.spec.token_s is None for each in streams)
+        if may_wait and (is_slow or (together_s > limit_s and part_s > room_s)):
             self._own_s = math.inf
             return prompts
         if all_together_s <= in_turn_s:
@@ -504,16 +497,19 @@ class Scheduler:
         num_realtime = sum(sequence.num_pending for sequence in prompts if sequence.rank is Rank.REALTIME)
         if own_s is not None:
             return self._prompt_budget(base, depth, None if own_s == math.inf else own_s, num_realtime)
-        limit_s = shortest_target_s(others)
+        limit_s = shortest_budget_s(others)
         # A prompt that waits for the end of the step gets a step soon, unless it is less urgent.
         if any(each.rank <= first.rank and not each.is_decoding for each in others):
             limit_s = min(limit_s, self._itl_budget_s)
         if first.rank is Rank.AHEAD:
-            limit_s = min(limit_s, self._itl_budget_s if any(each.is_decoding for each in others) else _HURRIED_STEP_S)
+            limit_s = min(limit_s, self._itl_budget_s if any(each.is_decoding for each in others) else _AHEAD_STEP_S)
         if limit_s == math.inf:
             return self._prompt_budget(base, depth, None)
         budget_s = limit_s / num_turns - self._overhead_s
-        hurried_s = max(budget_s, min(_HURRIED_STEP_S, asked_target_s(others) - self._overhead_s))
+        # An answer that began elsewhere, and a realtime prompt, may use all of the streams' target. When 16 answers
+        # came back from a remote at once, the last one waited 0.6 s with steps within the budget, and 0.3 s with steps
+        # of up to 0.25 s.
+        hurried_s = max(budget_s, shortest_target_s(others) - self._overhead_s)
         if any(sequence.spec.delivered for sequence in prompts):
             return self._prompt_budget(base, depth, hurried_s)
         if first.span is not None and base.num_tokens:  # embeddings, of which an image has many, beside streams

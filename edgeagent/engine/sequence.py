@@ -110,8 +110,9 @@ class SequenceSpec:
     - `is_exact`: no cells of an earlier prompt are moved for it.
     - `draft_tokens`: how many tokens to draft in each step, if possible. If None, as many as speed up the output.
     - `due_s`: when the first token is due, by the engine's clock; infinite if at no particular time.
-    - `token_s`: the longest time that may pass from one output token to the next. If None, the engine's budget in the
-      tiers REALTIME and INTERACTIVE, and any time in the tier BATCH.
+    - `token_s`: the longest time from one output token to the next that the client asked for. If None, steps with
+      prompts keep the engine's budget in the tiers REALTIME and INTERACTIVE, and may take any time in the tier BATCH.
+    - `target_s`: the target of the tier for that time. It counts if the client asked for none.
     - `is_ahead`: the sequence is computed ahead of a request that may never come, so its rank is AHEAD.
     - `choices`: compute the log probability of each of these texts behind the prompt, and generate nothing.
     - `media`: the parts of the prompt that stand for images and sounds, in order. Text follows the last one.
@@ -139,6 +140,7 @@ class SequenceSpec:
     draft_tokens: int | None = None
     due_s: float = math.inf
     token_s: float | None = None
+    target_s: float = math.inf
     is_ahead: bool = False
     choices: Choices | None = None
     media: Tokens[MediaSpan] = ()
@@ -202,7 +204,8 @@ class Sequence:
     own_rank: Rank = Rank.INTERACTIVE  # that of its spec, or a more urgent one if it made no progress for long
     rank: Rank = Rank.INTERACTIVE  # its own, or that of a more urgent sequence that waits for its prefill
     due_s: float = math.inf  # its own, or that of a sequence that waits for its prefill
-    token_s: float = math.inf  # its target, or the default; see SequenceSpec
+    target_s: float = math.inf  # that its client asked for, or that of its tier
+    budget_s: float = math.inf  # how long a step with prompts may take beside it: its target if asked, or a default
     num_found: int = 0  # how many of its tokens were cached when it was added
     is_late: bool = False  # its first token is predicted to come after `due_s`
     farthest: int = 0  # the largest `num_computed` so far, reached at `advanced_s`
@@ -226,9 +229,10 @@ class Sequence:
     def __post_init__(self) -> None:
         self.id, self.cache_priority = self.spec.id, self.spec.cache_priority
         self.own_rank = self.rank = self.spec.rank
+        self.target_s = self.spec.target_s
         self.due_s = self.spec.due_s
         if self.spec.token_s is not None:
-            self.token_s = self.spec.token_s
+            self.target_s = self.budget_s = self.spec.token_s
         if self.spec.sampler.is_repeatable:
             self.batch_ends = BatchEnds.of_steps(self.num_prompt, self.spec.step_lengths)
 
@@ -407,7 +411,6 @@ class Sequence:
         return num_tokens - self.num_computed == 1 and num_tokens > self.num_prompt
 
 
-def asked_target_s(sequences: Iterable[Sequence]) -> float:
-    """Return the shortest target that a stream asked for, in seconds per token; infinite if none did."""
-    asked = (each.token_s for each in sequences if each.is_decoding and each.spec.token_s is not None)
-    return min(asked, default=math.inf)
+def shortest_target_s(sequences: Iterable[Sequence]) -> float:
+    """Return the shortest target of the sequences that decode, in seconds per token; infinite if they have none."""
+    return min((sequence.target_s for sequence in sequences if sequence.is_decoding), default=math.inf)

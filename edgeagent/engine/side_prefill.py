@@ -24,16 +24,15 @@ from collections.abc import Sequence as Items
 from weakref import ref
 
 from edgeagent.engine.cache.prefix_store import PrefixStore
-from edgeagent.engine.costs.cost_model import FLASH_TILE, CostModel, Retrials, StepShape
+from edgeagent.engine.costs.cost_model import FLASH_TILE, PLANNED_SHARE, CostModel, Retrials, StepShape
 from edgeagent.engine.media import Embeddings
 from edgeagent.engine.runner import Chunk, ChunkRows, OpenSideContext, Runner, SideContext
 from edgeagent.engine.scheduler import (
     BATCH_SHARE,
     MAX_STEP_S,
     MIN_CHUNK_WITH_STREAMS,
-    PLANNED_SHARE,
     by_urgency,
-    shortest_target_s,
+    shortest_budget_s,
 )
 from edgeagent.engine.sequence import Rank, Sequence
 from edgeagent.errors import InternalError
@@ -140,7 +139,7 @@ class SidePrefill:
         prompt. `num_cells`: KV cells in use.
         """
         self._has_streams = any(sequence.is_decoding for sequence in running)
-        shortest_s = shortest_target_s(running)
+        shortest_s = shortest_budget_s(running)
         self._budget_s = self._default_s if shortest_s == math.inf else shortest_s
         if self._open_context is None:
             return list(running)
@@ -160,7 +159,7 @@ class SidePrefill:
         steps, except the one in the side context.
         """
         if self._open_context is not None and self._context is None:
-            limit_s = shortest_target_s(streams)
+            limit_s = shortest_budget_s(streams)
             for sequence in media:
                 span, start = sequence.span, sequence.num_computed
                 is_usual = sequence not in self._unfit and not sequence.is_scoring and not sequence.spec.adapter
@@ -306,7 +305,7 @@ class SidePrefill:
     def _open_if_useful(self, open_context: OpenSideContext, running: Items[Sequence], num_cells: int) -> None:
         streams = [sequence for sequence in running if sequence.is_decoding]
         own = self.sequence
-        if all(sequence.token_s == math.inf for sequence in streams):
+        if all(sequence.budget_s == math.inf for sequence in streams):
             return
         base = StepShape.of([(1, sequence.num_computed) for sequence in streams], num_cells)
         for sequence in by_urgency(running):

@@ -45,7 +45,7 @@ class StepCosts:
         is_urgent = any(part.sequence.rank is Rank.REALTIME and not part.sequence.is_decoding for part in parts)
         span = sum(part.sequence.num_computed for part in parts)
         streams = (part.sequence for part in parts if part.sequence.is_decoding)
-        target_s = min((stream.token_s for stream in streams), default=math.inf)
+        target_s = min((stream.budget_s for stream in streams), default=math.inf)
         padded = self._prefixes.costs.padded(shape, span, is_urgent=is_urgent, target_s=target_s)
         if padded == shape or padded.num_tokens > self._runner.num_cells - shape.num_cells:
             return shape, 0

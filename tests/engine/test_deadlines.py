@@ -93,6 +93,7 @@ class Scene:
         """Add a sequence with a prompt that begins like no other one."""
         number = len(self.sequences)
         prompt = [1 + number // 48, 1 + number % 48, *(1 + (7 * number + 3 * each) % 47 for each in range(num_prompt))]
+        options.setdefault("target_s", TARGETS[options.get("tier", Tier.INTERACTIVE)].token_s)  # type: ignore[index]
         spec = SequenceSpec(name, prompt[:num_prompt], greedy(), num_output, **options)  # type: ignore[arg-type]
         self.sequences[name] = self.engine.add(spec)
         return self.sequences[name]

@@ -24,6 +24,7 @@ from edgeagent.engine.scheduler import (
     by_share,
 )
 from edgeagent.engine.sequence import BatchEnds, Sequence, SequenceSpec
+from edgeagent.router.policy import TARGETS
 from edgeagent.types import Tier
 from tests.engine.support import FakeEmbeddings
 from tests.fakes import rows_of, warm_costs
@@ -45,9 +46,9 @@ def sequence(
     return Sequence(spec, tokens, num_prompt, num_prompt + 100, order, seq_id=order, num_computed=num_computed)
 
 
-def decoding(name: str, order: int = 0, token_s: float = 0.1, tier: Tier = Tier.INTERACTIVE) -> Sequence:
+def decoding(name: str, order: int = 0, budget_s: float = 0.1, tier: Tier = Tier.INTERACTIVE) -> Sequence:
     stream = sequence(name, 10, num_computed=10, num_output=1, order=order, tier=tier)
-    stream.token_s = token_s
+    stream.budget_s, stream.target_s = budget_s, TARGETS[tier].token_s
     return stream
 
 
@@ -114,7 +115,7 @@ def test_beside_a_stream_a_prompt_is_cut_to_the_budget() -> None:
     costs = CostModel(512)
     for size in (32, 64, 128, 256, 512):
         costs.observe(StepShape.alone(size, 10), size / 1000)  # one millisecond per token
-    parts = Scheduler(512, 0.1, costs).plan([decoding("a", token_s=0.130), sequence("b", 600, order=1)], {})
+    parts = Scheduler(512, 0.1, costs).plan([decoding("a", budget_s=0.130), sequence("b", 600, order=1)], {})
     assert summary(parts) == [("a", 1, 1), ("b", 127, 0)]
 
 
@@ -127,10 +128,10 @@ def test_an_answer_that_waits_to_go_on_takes_longer_steps_than_a_new_prompt() ->
     sizes = []
     for budget_s in (0.130, 0.400):
         for prompt in (sequence("b", 600, order=1), resuming):
-            _, part = Scheduler(512, 0.1, costs).plan([decoding("a", token_s=budget_s), prompt], {})
+            _, part = Scheduler(512, 0.1, costs).plan([decoding("a", budget_s=budget_s), prompt], {})
             sizes.append(part.num_tokens)
-    assert sizes[0] < sizes[1] <= 250, "a quarter of a second"
-    assert sizes[2] == sizes[3] > 250, "the owner's budget is larger"
+    assert sizes[0] < sizes[1] <= 200, "the target of the tier"
+    assert sizes[2] == sizes[3] > 200, "the owner's budget is larger"
 
 
 def test_nothing_known_means_the_smallest_chunk() -> None:
@@ -229,7 +230,7 @@ def test_beside_a_stream_a_medium_gets_what_its_target_leaves_or_a_few_embedding
     shown = sequence("image", 0)
     shown.spec = dataclasses.replace(shown.spec, media=[MediaSpan(0, 100, FakeEmbeddings(rows_of(chunk)))])
     shown.tokens, shown.num_prompt = array("i", [*chunk, 1]), 101
-    stream = decoding("stream", token_s=target_s)
+    stream = decoding("stream", budget_s=target_s)
     parts = Scheduler(512, 0.1, warm_costs(512, 0.512)).plan([stream, shown], {})
     assert summary(parts) == [("stream", 1, 1), ("image", num_tokens, 0)]
 
@@ -245,7 +246,7 @@ def test_rows_of_logits_count_while_somebody_decodes() -> None:
         return next(part.num_scored for part in plan if part.sequence is scored)
 
     assert num_scored(0.5) == num_scored(64.0) == MAX_SCORED
-    stream = decoding("stream", token_s=0.001)
+    stream = decoding("stream", budget_s=0.001)
     assert num_scored(0.0, stream) == MIN_CHUNK_WITH_STREAMS
     assert num_scored(1.0, stream) == MIN_CHUNK_WITH_STREAMS // 2
     assert num_scored(64.0, stream) == 4
@@ -254,7 +255,7 @@ def test_rows_of_logits_count_while_somebody_decodes() -> None:
 def test_rows_cost_nothing_where_nothing_is_said_of_them() -> None:
     scored = sequence("scored", 600, order=1)
     scored.spec = dataclasses.replace(scored.spec, num_prompt_logprobs=1)
-    _, part = Scheduler(512, 0.1, warm_costs(512, 0.512)).plan([decoding("stream", token_s=0.001), scored], {})
+    _, part = Scheduler(512, 0.1, warm_costs(512, 0.512)).plan([decoding("stream", budget_s=0.001), scored], {})
     assert part.num_scored == MIN_CHUNK_WITH_STREAMS
 
 

@@ -201,7 +201,7 @@ def small_chunks() -> Walk:
     scheduler = Scheduler(512, 0.1, costs)
     stream, prompt = (make_sequence(name) for name in ("stream", "prompt"))
     stream.tokens.append(1)
-    stream.num_computed, stream.token_s = 3, 0.1
+    stream.num_computed, stream.budget_s = 3, 0.1
 
     def run() -> bool:
         prompt.num_computed = 0

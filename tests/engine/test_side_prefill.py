@@ -346,7 +346,7 @@ def test_chunks_that_are_cheap_but_exceed_the_budget_are_computed_aside(*, budge
     side = SidePrefill(open_side, runner, PrefixStore(runner, None, costs, clock), budget_s, costs, clock)
     stream = Sequence.of(SequenceSpec("stream", [1], greedy(), 9), 9, 0, 1, 0.0)
     stream.tokens.append(2)
-    stream.num_computed, stream.token_s = 1, budget_s
+    stream.num_computed, stream.budget_s = 1, budget_s
     long = Sequence.of(SequenceSpec("long", LONG, greedy(), 9), 9, 1, 1, 0.0)
     assert side.split_running([stream, long], 10) == [stream, long]
     assert num_asked == is_aside

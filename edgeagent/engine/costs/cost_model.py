@@ -31,6 +31,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+# The part of the streams' budget that is planned for media and beside side contexts, and of their target for drafts.
+# The rest is a reserve, since steps and graph nodes differ in length. With a budget of 300 ms, 95 % of the streams'
+# gaps took at most 279 ms at 0.9, and 309 ms at 0.97.
+PLANNED_SHARE = 0.92
+
 
 class TimeShare:
     """Saves up a share of the time that passes, until it is spent."""

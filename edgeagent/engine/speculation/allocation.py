@@ -15,12 +15,14 @@ import sys
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+from edgeagent.engine.costs.cost_model import PLANNED_SHARE
+
 # Drafts must be expected to raise the rate by this factor. Predictions are not exact enough for smaller gains.
 _MIN_GAIN = 1.02
 MIN_STREAM_RATE_SHARE = 0.8
 """With drafts, each stream keeps at least this share of its rate. Longer steps also delay streams without drafts."""
-# A step with drafts may take this many times as long as one without, even if that exceeds the streams' budget. On a
-# machine whose plain steps take longer than the budget, drafts are worth most.
+# Where a step without drafts exceeds the streams' target, one with drafts may take this many times as long. On such a
+# machine, drafts are worth most.
 _MAX_STRETCH = 3.0
 # Tokens with a smaller chance are not considered. By estimate: they cannot repay their time.
 _MIN_CHANCE = 0.02
@@ -156,14 +158,13 @@ def add_asked(
     return found
 
 
-def longest_s(plain_s: float, budget_s: float, asked_s: float = math.inf) -> float:
+def longest_s(plain_s: float, target_s: float) -> float:
     """Return how many seconds a step with drafts may take, if one without takes `plain_s`.
 
-    These are _MAX_STRETCH plain steps, or `budget_s`, the inter-token-latency budget, if that is longer. But they are
-    at most `asked_s`, the shortest target that a stream asked for, if a plain step keeps it.
+    It keeps `target_s`, the shortest target of the streams. If a plain step exceeds that, it may take _MAX_STRETCH of
+    them.
     """
-    allowed_s = max(budget_s, _MAX_STRETCH * plain_s)
-    return min(allowed_s, asked_s) if plain_s <= asked_s else allowed_s
+    return PLANNED_SHARE * target_s if plain_s <= target_s else _MAX_STRETCH * plain_s
 
 
 def best_rate(offer: Offer, target_steps_s: Items[float], num_sequences: int) -> float:

@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from edgeagent.engine.costs.cost_model import FLASH_TILE, CostModel, StepShape, TimeShare
 from edgeagent.engine.media_tokens import is_medium
-from edgeagent.engine.sequence import Rank, Sequence, asked_target_s
+from edgeagent.engine.sequence import Rank, Sequence, shortest_target_s
 from edgeagent.engine.speculation.acceptance import Acceptance, Ending, Experience, min_chances
 from edgeagent.engine.speculation.allocation import (
     MAX_DRAFTED,
@@ -188,19 +188,15 @@ class Proposals:
         self,
         drafters: Drafters,
         costs: CostModel,
-        itl_budget_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         is_end: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """`costs` are those of the target's steps. `itl_budget_s` bounds a step with drafts (allocation.longest_s).
-
-        `is_end` says whether a token ends the answer.
-        """
+        """`costs` are those of the target's steps. `is_end` says whether a token ends the answer."""
         self.drafters = drafters
         """The sources of proposals."""
-        self._costs, self._itl_budget_s = costs, itl_budget_s
-        # Of this step: the shortest target that a stream asked for, and the most seconds with drafts.
-        self._asked_s = self._max_s = math.inf
+        self._costs = costs
+        # Of this step: the shortest target of the streams, and the most seconds with drafts.
+        self._target_s = self._max_s = math.inf
         self._clock, self._is_end = clock, is_end
         self._max_tokens = min(drafters.max_tokens, MAX_DRAFTED)
         self._has_sources = self._max_tokens > 0 and (drafters.model is not None or drafters.ngrams is not None)
@@ -237,7 +233,7 @@ class Proposals:
     def propose(self, running: Items[Sequence], num_cells: int = 0) -> dict[str, tuple[int, ...]]:
         """Return proposals by sequence id, for decoding sequences only. `num_cells`: how many cells are in use."""
         started_s, self._num_accepted, self._has_computed = self._clock(), 0, False
-        self._asked_s = asked_target_s(running)
+        self._target_s = shortest_target_s(running)
         proposals = self._proposed(running, num_cells)
         if self.drafters.are_even and proposals:
             proposals = self._cut_even(proposals, [sequence.id for sequence in running if sequence.is_decoding])
@@ -336,7 +332,7 @@ class Proposals:
             return {}
         started_s = self._clock()
         times = self._look_up(plain, len(free))
-        self._max_s = longest_s(times.target_s[0], self._itl_budget_s, self._asked_s)
+        self._max_s = longest_s(times.target_s[0], self._target_s)
         by_sequence = [self._offers(sequence, min(rooms[sequence.id], self._max_tokens), times) for sequence in free]
         plan = self._choose([offers for offers in by_sequence if offers], times.target_s, len(rooms))
         proposals, to_draft = dict[str, tuple[int, ...]](), list[tuple[Sequence, int]]()

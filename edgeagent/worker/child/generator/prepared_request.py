@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from edgeagent.engine.choices import Choices
@@ -98,8 +99,6 @@ def make_spec(
     otherwise None. `adapter` is the identity of the request's adapter, "" for none.
     """
     cache, target, max_tokens = request.cache, request.target, request.max_tokens
-    # The time per token in the target of a tier is what a machine must reach. Only what a client asks for is a limit.
-    token_s = None if target is None or request.need.token_s is None else target.token_s
     return SequenceSpec(
         id=request.id,
         prompt=prompt.tokens,
@@ -122,7 +121,8 @@ def make_spec(
         adapter=adapter,
         draft_tokens=request.draft_tokens,
         is_exact=bool(prompt.media),
-        token_s=token_s,
+        token_s=request.need.token_s,
+        target_s=math.inf if target is None else target.token_s,
         media=prompt.media,
     )
 
