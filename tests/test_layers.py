@@ -25,6 +25,7 @@ ROWS: list[set[str]] = [
         "units",
         "usable",
         "keepalive",
+        "serving_order",
         "__init__",
     },
     {"strict_json", "state_files", "freed_memory", "sqlite_files", "media_files"},

@@ -1,9 +1,12 @@
 """Predicts when a request on this machine gets its first token: a model of the engine's queue, with learned rates.
 
-The engine computes one prompt after another, in the order of tiers, turns of the clients and due times, and beside
-them the streams, each of which holds a slot. So the prediction plays this queue forward until the request has its first
-token. It needs the seconds of a prompt, without streams and beside them, and the seconds per token of the streams,
-without prompts and beside them. All four follow what was seen last.
+The engine computes one prompt after another, in the order of `serving_order`, and beside them the streams, each of
+which holds a slot. So the prediction plays this queue forward until the request has its first token. It needs the
+seconds of a prompt, without streams and beside them, and the seconds per token of the streams, without prompts and
+beside them. All four follow what was seen last.
+
+A request that would miss its target has no due time, so it delays none that can be in time. Newer ones that can be in
+time go before it. By how much they delay such requests is learned too.
 
 The prediction that clients see is a mean, so nearly half of the requests are later. LocalBackend compares a quantile
 with a request's limit: `Prediction.latest_s`, which 95 % keep.
@@ -15,13 +18,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice, takewhile
 from operator import itemgetter
 
 from edgeagent.backends.prompts import digests, message_bytes, prompt_bytes, tools_bytes
+from edgeagent.serving_order import by_share
 from edgeagent.types import TIER_RANKS, ChatPrompt, Finished, FinishReason, GenerateRequest, Prompt, Started, Tier
 from edgeagent.worker.parent.pool.known_prefixes import KnownPrefixes
 
@@ -50,6 +54,7 @@ MAX_WAITING_TOKENS = 1 << 18
 MAX_WAIT_S = 600.0
 # 95 % must keep what LocalBackend compares with a limit. The estimate follows a rising load late, so it aims higher.
 _PROMISED, _MAX_LATENESS = 0.97, 2.0
+_MOST_OVERTAKEN = 10.0  # a request without a due time comes later than the play says by this factor at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +75,15 @@ class Prediction:
 
     `first_token_s`: in seconds from now, a mean; None if no rates are known. `latest_s`: after how many seconds
     95 % of such requests have their first token. `place`: how many requests without a token are served before it.
-    `waits`: no slot is free for it.
+    `waits`: no slot is free for it. `is_late`: behind those that are due earlier, it would miss its target. So it has
+    no due time, and is served behind all of its tier that have one.
     """
 
     first_token_s: float | None
     latest_s: float | None
     place: int
     waits: bool
+    is_late: bool = False
 
 
 NOTHING_KNOWN = Prediction(None, None, 0, waits=False)
@@ -110,7 +117,12 @@ class _Live:
     is_overtaken: bool = False
     advanced_s: float = 0.0
     num_output: int = 0
+    overtaken: float = 0.0  # `Forecast._overtaken` in its prediction, if it has no due time since it would be late
     beginnings: tuple[bytes, ...] = ()
+
+    @property
+    def order(self) -> float:
+        return self.accepted_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +205,7 @@ class Forecast:
         self._token_s = [0.0, 0.0]
         self._lengths: dict[int, deque[int]] = {}  # of the latest answers, by the request's limit
         self._lateness = 1.0  # _PROMISED of the first tokens come at most so many times later than predicted
+        self._overtaken = 1.0  # how many times later those without a due time come, since newer ones go before them
         # The requests whose first tokens came in the latest step with one; when that was, and whether streams ran.
         self._step: list[_Live] = []
         self._step_s, self._is_beside = 0.0, False
@@ -237,6 +250,8 @@ class Forecast:
         """Record that a request was submitted to the worker. If it may write to the cache, remember its prefixes."""
         live = self._prompts[request.id] = self._new(request, now_s)
         live.predicted_s, live.waits = prediction.first_token_s, prediction.waits
+        if prediction.is_late and live.due_s == math.inf:
+            live.overtaken = self._overtaken
         if request.cache.write:
             live.beginnings = tuple(beginning for beginning, _ in self._measure(request).beginnings)
             self._prefixes.expect(request.id, live.beginnings, persists=request.cache.persist)
@@ -278,9 +293,7 @@ class Forecast:
             self._pass_on(live, at_s)
             self._streams[request_id] = live
             if live.predicted_s is not None:
-                is_late = at_s - live.accepted_s > self.latest_s(live.predicted_s)
-                self._lateness *= 1 + _SMOOTHING * (is_late - 1 + _PROMISED)
-                self._lateness = min(_MAX_LATENESS, max(1.0, self._lateness))
+                self._learn_lateness(live, live.predicted_s, at_s - live.accepted_s)
         else:
             return
         live.num_output += num_tokens
@@ -301,8 +314,18 @@ class Forecast:
         """Return when a request that comes now gets its first token, if `num_parallel` requests run at a time."""
         self._learn()
         new = self._new(request, now_s)
+        found = self._predicted(new, num_parallel, now_s)
+        if found.first_token_s is None or now_s + found.first_token_s <= new.due_s:
+            return found
+        new.due_s = math.inf
+        last = self._predicted(new, num_parallel, now_s)
+        assert last.first_token_s is not None
+        first_token_s = self._overtaken * last.first_token_s
+        return Prediction(first_token_s, self.latest_s(first_token_s), last.place, last.waits, is_late=True)
+
+    def _predicted(self, new: _Live, num_parallel: int, now_s: float) -> Prediction:
         streams = self._streams.values()
-        prompts = self._in_order([*self._prompts.values(), new], now_s, streams)
+        prompts = by_share([*self._prompts.values(), new], streams)
         place = prompts.index(new)
         ahead = [*prompts[:place], *streams, *(live for live in prompts[place + 1 :] if live.has_slot)]
         waits = sum(live.rank <= new.rank for live in ahead) >= num_parallel
@@ -425,30 +448,21 @@ class Forecast:
                 if self._is_beside and is_alone and seen_s < alone(live.num_tokens):
                     alone.learn(live.num_tokens, seen_s)
 
+    def _learn_lateness(self, live: _Live, predicted_s: float, took_s: float) -> None:
+        if live.overtaken:
+            seen = min(_MOST_OVERTAKEN, max(1.0, live.overtaken * took_s / predicted_s))
+            self._overtaken += _SMOOTHING * (seen - self._overtaken)
+        else:
+            is_late = took_s > self.latest_s(predicted_s)
+            self._lateness *= 1 + _SMOOTHING * (is_late - 1 + _PROMISED)
+            self._lateness = min(_MAX_LATENESS, max(1.0, self._lateness))
+
     def _pass_on(self, gone: _Live, at_s: float) -> None:
         """Record that the requests behind one that leaves the queue of prompts are no longer delayed by it."""
-        order = self._in_order([gone, *self._prompts.values()], at_s)
+        order = by_share([gone, *self._prompts.values()])
         for live in order[order.index(gone) + 1 :]:
             live.began_s = at_s
             live.is_overtaken |= gone.accepted_s > live.accepted_s
-
-    def _in_order(self, lives: Collection[_Live], now_s: float, streams: Collection[_Live] = ()) -> list[_Live]:
-        """Return requests in the order in which the engine serves them; see `engine.scheduler`.
-
-        They are ordered by tier, then by turns of the clients, then by due time. Of a client's requests, those that
-        would be late even without any others come last. `streams` count as the first requests of their clients.
-        """
-
-        def urgency(live: _Live) -> tuple[int, bool, float, float]:
-            is_late = live.due_s < math.inf and now_s + self._seconds(live, is_beside=False) > live.due_s
-            return live.rank, is_late, live.due_s, live.accepted_s
-
-        turns = Counter(live.client for live in streams)
-        ranked = list[tuple[int, int, _Live]]()
-        for live in sorted(lives, key=urgency):
-            ranked.append((live.rank, turns[live.client], live))
-            turns[live.client] += 1
-        return [live for *_, live in sorted(ranked, key=itemgetter(0, 1))]
 
     def _new(self, request: GenerateRequest, now_s: float) -> _Live:
         target = None if request.is_ahead else request.target

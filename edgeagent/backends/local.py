@@ -228,6 +228,9 @@ class LocalBackend:
             so_far = replace(so_far, tokens=(), step_lengths=())  # another model made them: continue from the text
         answer = _Answer(request, sink, traffic.forecast, model, placement, self._clock, warning)
         began_s = self._clock()
+        must_tell = prediction.waits or _is_late(prediction, request)
+        if prediction.is_late and so_far is None and request.target is not None:
+            request = replace(request, target=replace(request.target, first_token_s=math.inf))
         traffic.forecast.accept(request, began_s, prediction)
         try:
             self.models.submit(request, answer, so_far)
@@ -236,7 +239,7 @@ class LocalBackend:
             raise
         timers = limit(request, partial(self._end_late, answer, model), lambda: answer.has_started)
         try:
-            if prediction.waits or _is_late(prediction, request):
+            if must_tell:
                 sink.put(Step((Queued(prediction.place, prediction.first_token_s),)))
             await answer.ended
             traffic.note_duration(self._clock() - began_s)

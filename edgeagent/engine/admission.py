@@ -97,9 +97,6 @@ class Admission:
             for found in (self._find(sequence, only_live=only_live) for only_live in (False, True))
         )
 
-    def num_cached(self, sequence: Sequence) -> int:
-        return self._find(sequence).end
-
     def refuse(self, sequence: Sequence) -> None:
         """Let a sequence wait until a live sequence ends or loses cells."""
         sequence.refused_at = self._prefixes.slots.num_releases

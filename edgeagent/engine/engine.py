@@ -28,8 +28,6 @@ from edgeagent.engine.scheduler import (
     BatchPart,
     Scheduler,
     boost_stalled,
-    by_share,
-    by_urgency,
     share_urgency,
     waits_too_long,
     without_drafts,
@@ -43,6 +41,7 @@ from edgeagent.engine.step_costs import StepCosts
 from edgeagent.engine.step_in_progress import StepInProgress
 from edgeagent.engine.verification import Output, Verifier
 from edgeagent.errors import InternalError
+from edgeagent.serving_order import by_share, by_urgency
 from edgeagent.types import CacheStatus, FinishReason, MemoryKind, WorkerStatus
 
 # Shares of the inter-token-latency budget, for one sequence's restore and for read-outs between two steps, by estimate.
@@ -226,8 +225,6 @@ class Engine:
         self._num_added += 1
         if spec.token_s is None and sequence.rank < Rank.BATCH:
             sequence.budget_s = self._itl_budget_s
-        if spec.due_s < math.inf:
-            sequence.num_found = self._admission.num_cached(sequence)
         self._waiting[spec.id] = sequence
         return sequence
 
@@ -295,14 +292,12 @@ class Engine:
             return []  # most steps
         share_urgency(running, self._waiting.values())
         boost_stalled(running, self._waiting.values(), self._clock())
-        self._scheduler.mark_late(running)
         for sequence in running:
             self._admission.begin_shift(sequence)
         restored = [sequence for sequence in by_urgency(running) if sequence.restoring is not None]
         outputs = [output for sequence in restored for output in self._advance_admission(sequence)]
         if self._is_full:
             return outputs
-        self._scheduler.mark_late(self._waiting.values())
         is_short_of_cells = is_long_short = False
         for sequence in by_share(self._waiting.values(), running):
             less_urgent = self._less_urgent(sequence)

@@ -1,8 +1,8 @@
 """Plans the next batch. The engine carries the plan out.
 
-The order of sequences (`by_share`) is that of their ranks. Within a rank, clients take turns. Among the next sequences
-of the clients, the one that is due first comes first. Those whose first token is predicted to come too late follow, in
-the same order: so they delay no sequence that can be in time, and the latest of them is as little late as possible.
+The order of sequences (`serving_order.by_share`) is that of their ranks. Within a rank, clients take turns. Among the
+next sequences of the clients, the one that is due first comes first. Those that the daemon predicts to come too late
+have no due time, so they follow, and delay no sequence that can be in time.
 A sequence that made no progress for a minute comes before all ranks (`boost_stalled`), so none waits forever.
 
 1. `choose` leaves sequences of the tier BATCH out of a step that more urgent ones need. They keep a share of the time.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Items
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from edgeagent.engine.costs.cost_model import PLANNED_SHARE, CostModel, Retrials
 from edgeagent.engine.media import MediaSpan
 from edgeagent.engine.runner import Slice
 from edgeagent.engine.sequence import Rank, Sequence, shortest_target_s
+from edgeagent.serving_order import by_share
 
 # The smallest useful prompt chunk: a smaller one does not fill a tile of a CPU kernel and takes as long.
 MIN_CHUNK = 32
@@ -156,25 +156,6 @@ def without_drafts(parts: Items[BatchPart]) -> list[BatchPart]:
     return [part._replace(drafts=(), num_logits=part.num_logits - len(part.drafts)) for part in parts]
 
 
-def by_urgency(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Return sequences sorted by rank. Within a rank: late ones last, then by the time they are due, and arrival."""
-    return sorted(sequences, key=lambda each: (each.rank, each.is_late, each.due_s, each.order))
-
-
-def by_share(sequences: Iterable[Sequence], running: Iterable[Sequence] = ()) -> list[Sequence]:
-    """Return sequences in the order in which they are served: by rank, fair share and `by_urgency`.
-
-    In a rank, clients take turns: the n-th sequence of a client comes after the first n - 1 sequences of every other
-    client. A client's `running` sequences count as its first ones. Each client has its own partition.
-    """
-    places = Counter(sequence.spec.partition for sequence in running)
-    ranked = []
-    for sequence in by_urgency(sequences):
-        ranked.append((sequence.rank, places[sequence.spec.partition], sequence))
-        places[sequence.spec.partition] += 1
-    return [sequence for *_, sequence in sorted(ranked, key=lambda each: each[:2])]
-
-
 def shortest_budget_s(sequences: Iterable[Sequence]) -> float:
     """Return how long a step with prompts may take beside the sequences that decode; infinite if there are none."""
     return min((sequence.budget_s for sequence in sequences if sequence.is_decoding), default=math.inf)
@@ -249,20 +230,6 @@ class Scheduler:
         # Whether such a step has ended since the latest one with streams, and when that one ended.
         self._was_own, self._streamed_s = False, clock()
         self._has_yielded = False  # whether a realtime prompt has let the streams go first, since they had waited
-
-    def mark_late(self, sequences: Iterable[Sequence]) -> None:
-        """Set `is_late` of sequences that wait for their first token: whether it would be late even if each were alone.
-
-        A sequence that already gave a token is never late.
-        """
-        now_s = self._clock()
-        for sequence in sequences:
-            if sequence.num_output:
-                sequence.is_late = False
-            elif sequence.due_s < math.inf:
-                known = max(sequence.num_computed, sequence.num_found)
-                left_s = self._cost_model.prefill_s(len(sequence.tokens) - known, known) or 0.0
-                sequence.is_late = now_s + left_s > sequence.due_s
 
     def choose(self, running: Items[Sequence], num_cells: int = 0, aside: Sequence | None = None) -> Items[Sequence]:
         """Return the `running` sequences that take part in the next step.

@@ -206,8 +206,6 @@ class Sequence:
     due_s: float = math.inf  # its own, or that of a sequence that waits for its prefill
     target_s: float = math.inf  # that its client asked for, or that of its tier
     budget_s: float = math.inf  # how long a step with prompts may take beside it: its target if asked, or a default
-    num_found: int = 0  # how many of its tokens were cached when it was added
-    is_late: bool = False  # its first token is predicted to come after `due_s`
     farthest: int = 0  # the largest `num_computed` so far, reached at `advanced_s`
     advanced_s: float = 0.0
     awaited_prefill: tuple[Sequence, int] | None = None  # it waits until that sequence has computed this many tokens
@@ -229,8 +227,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.id, self.cache_priority = self.spec.id, self.spec.cache_priority
         self.own_rank = self.rank = self.spec.rank
-        self.target_s = self.spec.target_s
         self.due_s = self.spec.due_s
+        self.target_s = self.spec.target_s
         if self.spec.token_s is not None:
             self.target_s = self.budget_s = self.spec.token_s
         if self.spec.sampler.is_repeatable:
@@ -262,6 +260,10 @@ class Sequence:
             return 0
         num_computed = 0 if self.spec.prefill_only else 1 if self.num_output else self.min_prompt_chunk
         return max(0, len(self.tokens) - num_computed)
+
+    @property
+    def client(self) -> str:
+        return self.spec.partition
 
     def awaited_sequence(self, running: Container[Sequence]) -> Sequence | None:
         """Return the running sequence whose prefill this one waits for; None if there is none."""

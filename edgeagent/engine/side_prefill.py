@@ -31,11 +31,11 @@ from edgeagent.engine.scheduler import (
     BATCH_SHARE,
     MAX_STEP_S,
     MIN_CHUNK_WITH_STREAMS,
-    by_urgency,
     shortest_budget_s,
 )
 from edgeagent.engine.sequence import Rank, Sequence
 from edgeagent.errors import InternalError
+from edgeagent.serving_order import by_urgency
 from edgeagent.types import MemoryKind
 
 # Possible numbers of tokens of a chunk. The largest that the machine computes within MAX_STEP_S is used. A larger chunk

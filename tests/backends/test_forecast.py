@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -159,6 +160,27 @@ def test_due_times_and_turns_of_clients_are_the_order() -> None:
 
     assert (place("b", 200.0), place("b", 50.0), place("other", 200.0)) == (3, 0, 1)
     assert place("b", 0.01) == 3, "one that is late in any case delays no other"
+
+
+def test_what_would_be_late_is_served_behind_all_that_are_due() -> None:
+    forecast = forecast_at()
+
+    def asked(name: str, due_s: float) -> GenerateRequest:
+        return replace(chat(name, name * 4000), target=Target(due_s, 1.0))
+
+    def accept(request: GenerateRequest) -> bool:
+        prediction = forecast.predict(request, PARALLEL, 0.0)
+        if prediction.is_late:
+            request = replace(request, target=Target(math.inf, 1.0))
+        forecast.accept(request, 0.0, prediction)
+        return prediction.is_late
+
+    # The first takes a second, each one behind it two.
+    assert [accept(asked(name, 4.0)) for name in "abcd"] == [False, False, True, True]
+    found = forecast.predict(asked("e", 9.0), PARALLEL, 0.0)
+    assert (found.place, found.is_late) == (2, False), "it goes before those that are not due"
+    compute(forecast, chat("f", "f" * 40_000))
+    assert not forecast.predict(replace(chat("g", "f" * 40_000, "g"), target=Target(6.0, 1.0)), PARALLEL, 0.0).is_late
 
 
 def test_what_was_computed_before_is_cached_for_the_same_client() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -30,6 +32,7 @@ from edgeagent.errors import (
 )
 from edgeagent.store.library import Found
 from edgeagent.types import (
+    AnswerSoFar,
     ChatPrompt,
     Finished,
     FinishReason,
@@ -289,6 +292,27 @@ async def test_a_request_with_a_slot_learns_that_it_will_miss_its_target(make: M
     assert text(late) == "0 "
     in_time = await collect(backend, request("answer 1", "r2", target=Target(WITHIN_S, 1.0)))
     assert isinstance(in_time[0].deltas[0], Started)
+
+
+async def test_only_what_can_be_in_time_is_due_in_the_worker(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that goes on after a crash stays due: its client waits for the next token, not for the first one."""
+    backend = make("rated 10")
+    first_token_s = await expected(backend)
+    submit, due_s = backend.models.submit, list[float]()
+
+    def noted(request: GenerateRequest, *rest: Any) -> None:
+        assert request.target is not None and request.target.token_s == 1.0
+        due_s.append(request.target.first_token_s)
+        submit(request, *rest)
+
+    monkeypatch.setattr(backend.models, "submit", noted)
+    for target_s in (WITHIN_S, 0.5 * first_token_s):
+        await collect(backend, request("answer 1", target=Target(target_s, 1.0)))
+    so_far = AnswerSoFar("0 ", num_tokens=1)
+    limited = request("answer 1", target=Target(0.5 * first_token_s, 1.0))
+    async for _ in steps_of(backend.generate, limited, None, so_far):
+        pass
+    assert due_s == [WITHIN_S, math.inf, 0.5 * first_token_s]
 
 
 async def test_a_slow_reader_delays_nobody_and_loses_nothing(make: Make) -> None:

@@ -136,16 +136,13 @@ def test_whatever_can_be_in_time_is_in_time(sizes: list[int], seed: int) -> None
     for number, (_, end_s) in enumerate(jobs):
         # A chunk of the next prompt may be in the step that ends a prompt.
         assert scene.times_s[f"{number}"][0] <= end_s + scene.runner.step_s(512)
-        assert not scene.sequences[f"{number}"].is_late
 
 
-def test_a_late_one_delays_none_that_can_be_in_time() -> None:
+def test_one_that_is_not_due_delays_none_that_can_be_in_time() -> None:
     scene = Scene()
-    late = scene.add("late", 3000, due_s=1.0)
+    scene.add("late", 3000)
     scene.add("second", 400, due_s=1.5)
     scene.add("first", 400, due_s=0.9)
-    scene.step()
-    assert late.is_late
     scene.run()
     assert scene.times_s["first"][0] < 0.9 and scene.times_s["second"][0] < 1.5 < scene.times_s["late"][0]
 
@@ -167,22 +164,12 @@ def test_a_deadline_before_the_tiers_target_is_due_first() -> None:
     assert scene.times_s["one second"] < scene.times_s["two seconds"]
 
 
-def test_what_is_cached_counts_as_computed() -> None:
-    scene = Scene()
-    scene.add("before", 2000)
-    scene.run()
-    known = list(scene.sequences["before"].spec.prompt)
-    again = scene.engine.add(SequenceSpec("again", [*known, 5, 6], greedy(), 1, due_s=scene.clock.now_s + 0.2))
-    scene.engine._scheduler.mark_late([again])
-    assert again.num_found >= 2000 and not again.is_late
-
-
-def test_an_answer_that_goes_on_is_never_late() -> None:
+def test_an_answer_that_goes_on_keeps_its_turn_when_it_is_late() -> None:
     scene = Scene()
     resumed = scene.add("resumed", 400, 9, due_s=-5.0, delivered=(3, 4))
     scene.add("new", 400, due_s=10.0)
     scene.step()
-    assert resumed.num_computed > 0 and not resumed.is_late
+    assert resumed.num_computed > 0
 
 
 def test_a_client_with_short_due_times_does_not_push_out_another_one() -> None:
@@ -464,19 +451,6 @@ def test_batch_gets_its_share_beside_a_stream_on_a_slow_machine(fixed_s: float) 
     scene.run(until_s=begun_s + 50)
     assert batch.rank is Rank.BATCH and batch.num_output > 0
     scene.check_answers()
-
-
-def test_waiting_sequences_cost_nothing_while_none_can_start() -> None:
-    scene = Scene(max_running=2)
-    for name in ("a", "b"):
-        scene.add(name, 10, 100)
-    while not all(sequence.num_output for sequence in scene.sequences.values()):
-        scene.step()
-    waiting = [scene.add(f"{number}", 300, due_s=1.0) for number in range(20)]
-    scene.run(until_s=scene.clock.now_s + 1.5)
-    assert not any(sequence.is_late for sequence in waiting), "their times are predicted when one of them can start"
-    scene.run()
-    assert all(sequence.num_output for sequence in waiting)
 
 
 class TestAhead:

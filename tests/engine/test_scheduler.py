@@ -21,10 +21,10 @@ from edgeagent.engine.scheduler import (
     MIN_ROWS_WITH_STREAMS,
     MIN_SLOW_CHUNK,
     Scheduler,
-    by_share,
 )
 from edgeagent.engine.sequence import BatchEnds, Sequence, SequenceSpec
 from edgeagent.router.policy import TARGETS
+from edgeagent.serving_order import by_share
 from edgeagent.types import Tier
 from tests.engine.support import FakeEmbeddings
 from tests.fakes import rows_of, warm_costs

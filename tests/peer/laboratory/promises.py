@@ -25,6 +25,7 @@ from edgeagent.bench.scenarios import (
 from edgeagent.errors import Overloaded
 
 TTFT_MS = 2000.0
+AN_HOUR_MS = 3_600_000.0
 LOAD = 2.0
 """How many times more requests arrive than the server can answer."""
 WINDOW_S = 60.0
@@ -42,10 +43,12 @@ ARRIVED = Metric("arrived", "requests", "while more arrive than can be answered"
 ACCEPTED = Metric("accepted", "share", "of those that state their latency", "neither")
 KEPT = Metric("kept", "share", f"of the accepted: first token within {TTFT_MS:.0f} ms", "higher")
 GOODPUT = Metric("goodput", "requests/s", f"answered within {TTFT_MS:.0f} ms, latency stated", "higher")
-WITHOUT = Metric("goodput without", "requests/s", "the same, without a latency in the requests", "higher")
-GAIN = Metric("gain", "x", "goodput, of that without a stated latency", "higher")
+UNSTATED = Metric("goodput unstated", "requests/s", "the same, without a latency in the requests", "higher")
+IN_ORDER = Metric("goodput in order", "requests/s", "the same, in the order of arrival: a latency of an hour", "higher")
+GAIN = Metric("gain", "x", "goodput, of that in the order of arrival", "higher")
 REFUSAL = Metric("refusal", "ms", "until a request was refused")
 PREDICTED = Metric("predicted", "share", f"first token within {MAX_ERROR:.0%} of what was predicted", "higher")
+PREDICTED_UNSTATED = Metric("predicted unstated", "share", "the same, without a latency in the requests", "higher")
 EARLY = Metric(
     "ended early",
     "share",
@@ -80,7 +83,7 @@ def arrival_times(rate: float, window_s: float, seed: str) -> list[float]:
 
 
 async def promise(measured: MeasuredServer, workload: Workload, round_id: str) -> Round:
-    """Measure the server's capacity. Then send LOAD times as many requests, first with a stated latency, then without.
+    """Measure the server's capacity. Then send LOAD times as many requests: with a latency, without, and in order.
 
     A request's answer has `workload.max_tokens` tokens, or fewer if the model ends it before. In the end of each
     window, TTFT_MS are waited for the last first tokens, and all others are cancelled.
@@ -89,7 +92,8 @@ async def promise(measured: MeasuredServer, workload: Workload, round_id: str) -
     times = arrival_times(LOAD * capacity, WINDOW_S, f"{measured.prompts.seed} {round_id}")
     stated = await _arrive(measured, workload, times, f"stated {round_id}", TTFT_MS)
     plain = await _arrive(measured, workload, times, f"plain {round_id}", None)
-    goodput, without = (arrived.num_kept / WINDOW_S for arrived in (stated, plain))
+    ordered = await _arrive(measured, workload, times, f"ordered {round_id}", AN_HOUR_MS)
+    goodput, unstated, in_order = (arrived.num_kept / WINDOW_S for arrived in (stated, plain, ordered))
     num_accepted = len(times) - len(stated.refusals_ms)
     return {
         CAPACITY: [capacity],
@@ -97,10 +101,12 @@ async def promise(measured: MeasuredServer, workload: Workload, round_id: str) -
         ACCEPTED: [num_accepted / len(times)] if times else [],
         KEPT: [stated.num_kept / num_accepted] if num_accepted else [],
         GOODPUT: [goodput],
-        WITHOUT: [without],
-        GAIN: [goodput / without] if without else [],
+        UNSTATED: [unstated],
+        IN_ORDER: [in_order],
+        GAIN: [goodput / in_order] if in_order else [],
         REFUSAL: stated.refusals_ms,
         PREDICTED: share_predicted(stated.traces),
+        PREDICTED_UNSTATED: share_predicted(plain.traces),
         EARLY: share_early(stated.traces, workload.max_tokens),
     }
 
@@ -220,7 +226,20 @@ SCENARIOS = (
     Scenario(
         "promise",
         "more requests than the server can answer, with the latency that they need",
-        (CAPACITY, ARRIVED, ACCEPTED, KEPT, GOODPUT, WITHOUT, GAIN, REFUSAL, PREDICTED, EARLY),
+        (
+            CAPACITY,
+            ARRIVED,
+            ACCEPTED,
+            KEPT,
+            GOODPUT,
+            UNSTATED,
+            IN_ORDER,
+            GAIN,
+            REFUSAL,
+            PREDICTED,
+            PREDICTED_UNSTATED,
+            EARLY,
+        ),
         promise,
         is_once=True,
     ),

@@ -44,17 +44,18 @@ async def test_a_round_gives_what_the_scenario_promises(name: str, transport: st
 async def test_more_arrive_than_can_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second request that states its latency is refused, and every fourth one told to wait, and then refused.
 
-    Without a stated latency, none is answered in time.
+    Without a stated latency, and in the order of arrival, none is answered in time.
     """
     monkeypatch.setattr(promises, "WINDOW_S", 0.5)
     monkeypatch.setattr(promises, "TTFT_MS", 1000.0)
     asked: Counter[bool] = Counter()
 
     def script(request: GenerateRequest) -> Iterable[Act]:
-        asked[request.need.first_token_s is not None] += 1
-        if request.need.first_token_s is not None and asked[True] % 2:
+        is_stated = request.need.first_token_s == 1.0
+        asked[is_stated] += 1
+        if is_stated and asked[True] % 2:
             raise Overloaded("the first token would come too late")
-        if request.need.first_token_s is not None and asked[True] % 4 == 0:
+        if is_stated and asked[True] % 4 == 0:
             gate = Gate()
             asyncio.get_running_loop().call_later(2 * ANNOUNCE_S, gate.opened.set)
             yield from (Queued(1), gate, DeadlineUnreachable.passed(1.0))
@@ -70,7 +71,7 @@ async def test_more_arrive_than_can_be_answered(monkeypatch: pytest.MonkeyPatch)
     num_accepted = samples[promises.ACCEPTED][0] * samples[promises.ARRIVED][0]
     assert samples[promises.KEPT][0] * num_accepted == pytest.approx(samples[promises.GOODPUT][0] * 0.5)
     assert samples[promises.KEPT][0] == pytest.approx(0.5, abs=0.2), "one that was told to wait was accepted"
-    assert (samples[promises.WITHOUT], samples[promises.GAIN]) == ([0.0], [])
+    assert (samples[promises.UNSTATED], samples[promises.IN_ORDER], samples[promises.GAIN]) == ([0.0], [0.0], [])
     assert len(samples[promises.REFUSAL]) == samples[promises.ARRIVED][0] - round(num_accepted)
 
 
