@@ -50,7 +50,7 @@ _WORD = re.compile(r"[^\W\d_]{1,4}(?='[^\W\d_]{3})|[^\W\d_]+(?:'[^\W\d_]+)*")
 _NUMBER = re.compile(r"(?:(?<!\w)-)?\d+(?:[.,:/-]\d+)*")
 _QUOTED = re.compile(r"[\"“”„«»‹›‘`]([^\"“”„«»‹›‘’`]{1,200})[\"“”«»‹›’`]|(?<!\w)'([^']{1,200})'(?!\w)")
 _CHARACTER = re.compile(r"[\u3400-\u9fff\uf900-\ufaff\u30a0-\u30ff]|ない|なく|なかった|ません|なし")
-_CODE = re.compile(r"\S*(?:[a-z]\d|\d[a-z]|[@#\\_{}<>=$€£%+*&|]|\w\.\w|://)\S*", re.IGNORECASE)
+_CODE = re.compile(r"[a-z]\d|\d[a-z]|[@#\\_{}<>=$€£%+*&|]|\w\.\w|://", re.IGNORECASE)
 # Gate B. One beside a hyphen or an apostrophe is part of a word.
 _LETTER = re.compile(r"(?<![\w'-])[a-z](?![\w'-])", re.IGNORECASE)
 # Here a letter is none of the words of one letter: gate a, salle C. "Row" and "block" are verbs too: block a card.
@@ -84,8 +84,17 @@ def refusal(asked: str, kept: str) -> str:
 
 
 def refusal_alone(asked: str) -> str:
-    """Return the name of the rule by which no kept answer may ever answer `asked`; "" if there is none."""
-    return refusal(asked, asked)
+    """Return the name of the rule by which no kept answer may ever answer `asked`; "" if there is none.
+
+    Of a text and itself, no other rule refuses any.
+    """
+    if len(asked) > MAX_CHARACTERS:
+        return "length"
+    text = _text(asked)
+    known = joined(frozenset(text.languages) or frozenset(LANGUAGES))
+    if text.points(known):
+        return "context"
+    return "" if text.said(known) else "length"
 
 
 class _Text:
@@ -102,17 +111,25 @@ class _Text:
         letters = {character for word in self.words for character in word if character.isalpha()}
         self.scripts = {unicodedata.name(letter, "UNKNOWN").partition(" ")[0] for letter in letters}
 
+    def said(self, known: Language) -> list[str]:
+        """Return the words that have a content of their own."""
+        return [word for word in self.words if word not in known.fillers]
+
+    def points(self, known: Language) -> bool:
+        """Whether it means something only at a time or a place."""
+        has_word = not (known.context.isdisjoint(self.words) and CONTEXT.isdisjoint(self.words))
+        return has_word or POINTING.search(self.text.lower()) is not None
+
     def read(self, known: Language) -> None:
         """Find what the rules look for, with the words of a language or of several."""
-        self.content = [word for word in self.words if word not in known.fillers]
+        self.content = self.said(known)
         self.names = self._names() - known.fillers - known.dates.keys()
         self.opposites = {word: known.opposites[word] for word in self.words if word in known.opposites}
         self.behind = self._behind(known)
         negations = known.negations | NEGATIONS
         self.num_negations = sum(word.endswith("n't") or word in negations for word in self.words)
         self.num_negations += len(KOREAN_NEGATION.findall(self.text)) - len(POLITELY_ONLY.findall(self.text.lower()))
-        has_word = not (known.context | CONTEXT).isdisjoint(self.words)
-        self.has_context = has_word or POINTING.search(self.text.lower()) is not None
+        self.has_context = self.points(known)
         digits = (_plain(match.group()) for match in _NUMBER.finditer(self.text))
         self.numbers = Counter([*digits, *self._meanings(known.numbers)])
         self.units = set(self._meanings(known.units))
@@ -121,7 +138,7 @@ class _Text:
         self.characters = [each for each in _CHARACTER.findall(self.text) if each not in PARTICLES]
         letters = {match.group().lower() for match in _LETTER.finditer(self.text)} - known.fillers
         letters.update(found[-1].lower() for found in _NAMED_LETTER.findall(self.text))
-        self.codes = {match.group().lower().rstrip(".,!?;:)") for match in _CODE.finditer(self.text)} | letters
+        self.codes = {word.lower().rstrip(".,!?;:)") for word in self.text.split() if _CODE.search(word)} | letters
         self.asks = self._asks()
         plain = self.text.lower()
         self.is_duty = OBLIGED.search(plain) is not None and OPEN.search(plain) is None

@@ -675,34 +675,38 @@ CONTEXT = _words(
 )
 KOREAN_NEGATION = re.compile(r"없|않|못|불가|금지|(?<!\w)안(?!\w)")
 POINTING = re.compile(
+    # Each alternative begins with a character, or all of them behind one word's beginning: so most are passed quickly.
     r"[今昨]|明[天日]|现在|現在|目前|오늘|지금|내일|어제|현재"
     # Here, there, this, he, she, again.
-    r"|[这這那她它彼]|再(?!见)|(?<!其)他|(?<![どき])[こそ](?:こ|れ|の)|あ(?:そこ|れ|の)|もう一度|もう一回"
-    r"|여기|거기|저기(?!요)|[이그저][것거]|다시|\bde novo\b|\boutra vez\b|\bještě jednou\b|\bещ[её] раз\b|مرة أخرى"
-    r"|\bat (?:present|the moment)\b"
+    r"|[这這那她它彼]|再(?!见)|他(?<!其他)|[こそ](?<![どき][こそ])(?:こ|れ|の)|あ(?:そこ|れ|の)|もう一度|もう一回"
+    r"|여기|거기|저기(?!요)|[이그저][것거]|다시|مرة أخرى"
+    # The present time or day, at the beginning or behind a comma.
+    r"|何(?<![^。、！?？!, ]何)(?:[時日]|曜日)(?:です|だ|$)|なんじ(?<![^。、！?？!, ]なんじ)(?:です|だ|$)"
+    r"|几点钟?了|几号了|星期几(?<![^，。！？]星期几)(?=\W*$)|كم الساعة"
+    r"|몇 시(?:(?<![^,.!?]몇 시)|(?<=[,.!?] 몇 시))(?:예요|입니까|인가요|야)"
+    r"|\b(?:de novo\b|outra vez\b|ještě jednou\b|ещ[её] раз\b|at (?:present|the moment)\b"
     # "How long before you close", but not "how long before the show do the doors open".
-    r"|\bhow (?:long|many (?:minutes|hours|days)) "
+    r"|how (?:long|many (?:minutes|hours|days)) "
     r"(?:until|till|before(?! .{0,60}\b(?:do|does|can|may|must) (?:i|we|you|the)\b))\b"
     # The time itself, but not a time limit.
-    r"|\b(?:what(?:'s| is)|tell me) the (?:time|date)(?: and (?:time|date))?"
+    r"|(?:what(?:'s| is)|tell me) the (?:time|date)(?: and (?:time|date))?"
     r"(?: (?:now|please|there|in [\w ]+))?\s*(?:[?.!,;]|$)"
     # Not the shop next door, nor the button "Next".
-    r"|\bwhen(?:'s)? .{0,60}(?<!press )(?<!click )(?<!tap )\bnext\b(?! (?:to|door|button)\b)"
-    r"|\bnext (?:train|bus|tram|ferry|flight|tour|show|event|departure)\b(?! stops?\b)"
-    r"|\bnächste[nrs]? (?:zug|bus|bahn|führung|vorstellung)\b|\bwie spät ist\b"
-    r"|(?<![àa] )\bquelle heure est\b|(?<!a )\bqué hora es\b|(?<!a )\bche or[ae] (?:è|sono)\b"
-    # The present time or day. At the end of a text: "que dia é a festa" asks for another one. Some only at its
-    # beginning or behind a comma, since "la festa che giorno è" does too.
-    r"|(?:\b(?:wie viel uhr ist es|welche[rs]? (?:tag|datum) (?:ist|haben wir)|quel jour (?:sommes-nous|est-on|on est)"
+    r"|when(?:'s)? .{0,60}(?<!press )(?<!click )(?<!tap )\bnext\b(?! (?:to|door|button)\b)"
+    r"|next (?:train|bus|tram|ferry|flight|tour|show|event|departure)\b(?! stops?\b)"
+    r"|nächste[nrs]? (?:zug|bus|bahn|führung|vorstellung)\b|wie spät ist\b"
+    r"|quelle heure est\b(?<![àa] quelle heure est)|qué hora es\b(?<!a qué hora es)"
+    r"|che or[ae](?<!a che or[ae]) (?:è|sono)\b"
+    # The same. At the end of a text: "que dia é a festa" asks for another one. Some only at its beginning or behind a
+    # comma, since "la festa che giorno è" does too.
+    r"|(?:wie viel uhr ist es|welche[rs]? (?:tag|datum) (?:ist|haben wir)|quel jour (?:sommes-nous|est-on|on est)"
     r"|que horas são|qual é a (?:data|hora)|hoe laat is het|wat is de (?:datum|tijd)|kolik je hodin|который час"
-    r"|сколько времени|какое число)"
-    r"|(?:^|[¿¡.,;:!?] ?)(?:qué día es|che giorno è|que (?:dia|hora) é|welke dag is het|какой день))"
+    r"|сколько времени|какое число|(?:(?<![^¿¡.,;:!?])|(?<=[¿¡.,;:!?] ))"
+    r"(?:qué día es|che giorno è|que (?:dia|hora) é|welke dag is het|какой день))"
     r"(?:,? (?:bitte|please|s'il vous plaît|por favor|per favore|alsjeblieft|alstublieft|prosím|пожалуйста))?(?=\W*$)"
-    r"|(?:^|[。、！?？!, ])(?:何時|何日|何曜日|なんじ)(?:です|だ|$)|几点钟?了|几号了|(?:^|[，。！？])星期几(?=\W*$)"
-    r"|كم الساعة|(?:^|[,.!?] ?)몇 시(?:예요|입니까|인가요|야)"
-    r"|\bprochaine?s?\b|\bprossim[oaie]\b"
+    r"|prochaine?s?\b|prossim[oaie]\b"
     # "El próximo a Madrid", but not "un hotel próximo al museo", one that is near.
-    r"|\bpróxim[oa]s?\b(?! (?:a|al|ao|à|aos|às|de|da|do)\b)|\b(?:el|la|los|las|o|a|os|as) próxim[oa]s?\b"
+    r"|próxim[oa]s?\b(?! (?:a|al|ao|à|aos|às|de|da|do)\b)|(?:el|la|los|las|o|a|os|as) próxim[oa]s?\b)"
 )
 """What means something only at a time or a place, in lower case: now, the next train, the present time, here, again."""
 
