@@ -106,6 +106,7 @@ class Boundary:
         shape = (len(SPREADS), len(_THRESHOLDS), len(_STEEPNESS), len(_LAPSES))
         self._prior = np.broadcast_to(np.log(_PRIOR / _PRIOR.sum())[:, None, None, :], shape)
         self._evidence: Values = np.zeros(shape)
+        self._weights: Values | None = None  # of the evidence; None until it is asked for
         self._entries: dict[bytes, deque[Observation]] = {}
         self.num_observed = 0
         self.num_wrong = 0
@@ -114,14 +115,14 @@ class Boundary:
         """Return the probability that the entry's answer is wrong for a question of this similarity, 0 to 1."""
         likelihood = _likelihood(self.observations(entry))
         # The probability of each shift and the parameters, given the entry's observations and all others'.
-        joint = _over(SPREADS.T, self._weights() / _over(SPREADS, likelihood)) * likelihood
+        joint = _over(SPREADS.T, self._posterior / _over(SPREADS, likelihood)) * likelihood
         return float(1.0 - (joint * _right(similarity)).sum())
 
     @property
     def least_error(self) -> float:
         """The probability of a wrong answer that no entry's answer is below, however similar a question is, 0 to 1."""
         # An entry's observations are among those of all, so they move no weight between the lapses.
-        return float((self._weights() * _LAPSES).sum())
+        return float((self._posterior * _LAPSES).sum())
 
     def observe(self, entry: bytes, similarity: float, *, is_right: bool) -> None:
         """Learn whether the entry's answer was right for a question of this similarity."""
@@ -130,6 +131,7 @@ class Boundary:
         made = Observation(similarity, is_right)
         after = _marginal((*known, made))
         self._evidence = (1.0 - 1.0 / _MEMORY) * self._evidence + after - before
+        self._weights = None
         known.append(made)
         self.num_observed += 1
         self.num_wrong += not is_right
@@ -165,6 +167,7 @@ class Boundary:
         if evidence.size != self._evidence.size or counts.size != 2 or not np.isfinite(evidence).all():
             return False
         self._evidence = evidence.reshape(self._evidence.shape).astype(np.float64)
+        self._weights = None
         self.num_observed, self.num_wrong = map(int, counts)
         self._entries = {}
         for keys, known in entries.items():
@@ -172,10 +175,14 @@ class Boundary:
             self._entries |= {key: shared for key in keys if known}
         return True
 
-    def _weights(self) -> Values:
-        total = self._prior + self._evidence
-        weights = np.exp(total - total.max())
-        return np.asarray(weights / weights.sum())
+    @property
+    def _posterior(self) -> Values:
+        """The probability of each spread and the parameters. A look-up asks for it twice."""
+        if self._weights is None:
+            total = self._prior + self._evidence
+            weights = np.exp(total - total.max())
+            self._weights = np.asarray(weights / weights.sum())
+        return self._weights
 
 
 def _right(similarity: float) -> Values:

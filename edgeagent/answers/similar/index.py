@@ -19,6 +19,8 @@ MAX_EXACT = 4096
 """Up to this many vectors are compared with all their numbers. That takes under 1 ms."""
 _NUM_COMPARED = 256  # of the nearest by bits
 _FIRST_ROWS = 64
+_SCALE = 32767
+"""Numbers are kept as integers of 16 bits, of this many to 1. Converting 16-bit floats takes several times as long."""
 
 
 class Near(NamedTuple):
@@ -77,7 +79,7 @@ class _Table:
         self.num_rows = 0
         self._keys: list[bytes] = []
         self._row_of: dict[bytes, int] = {}
-        self._vectors = np.zeros((_FIRST_ROWS, width), np.float16)
+        self._vectors = np.zeros((_FIRST_ROWS, width), np.int16)
         # A row for each word of bits, so that a search reads them in order.
         self._bits = np.zeros((-(-width // 64), _FIRST_ROWS), np.uint64)
 
@@ -86,7 +88,7 @@ class _Table:
             self._vectors = np.concatenate([self._vectors, np.zeros_like(self._vectors)])
             self._bits = np.concatenate([self._bits, np.zeros_like(self._bits)], axis=1)
         row = self.num_rows
-        self._vectors[row] = vector
+        self._vectors[row] = np.rint(_SCALE * vector)
         self._bits[:, row] = _bits(vector)
         self._keys.append(key)
         self._row_of[key] = row
@@ -107,12 +109,12 @@ class _Table:
         return True
 
     def vector(self, key: bytes) -> Vector:
-        row: Vector = self._vectors[self._row_of[key]].astype(np.float32)
+        row: Vector = self._vectors[self._row_of[key]] / np.float32(_SCALE)
         return row
 
     def nearest(self, vector: Vector, count: int) -> list[Near]:
         rows = np.arange(self.num_rows) if self.num_rows <= MAX_EXACT else self._near_by_bits(vector)
-        similarities = self._vectors[rows].astype(np.float32) @ vector
+        similarities = self._vectors[rows].astype(np.float32) @ (vector / _SCALE)
         best = np.argsort(-similarities)[:count]
         return [Near(self._keys[rows[index]], float(similarities[index])) for index in best]
 
