@@ -39,6 +39,7 @@ from edgeagent.answers.similar.events import (
     opened_event,
     sealed_event,
 )
+from edgeagent.answers.similar.guards import refusal
 from edgeagent.answers.similar.index import Vector, as_bytes, vector_of
 from edgeagent.answers.similar.judge import is_same_by_model, is_same_text
 from edgeagent.answers.similar.memory import Lookup, Memory
@@ -71,6 +72,7 @@ _MAX_PENDING = 256  # lookups whose model's answer has not ended yet
 _MAX_WAITING = 64  # comparisons, or checks, that wait; a further one is not made
 _MAX_BUSY_S = 60.0  # how long a model is not asked since requests run; after that, in the time that they leave
 _LOOK_S = 0.25
+_WRITE_S = 0.02
 _TIMEOUT_S = 120.0
 _WAIT_S = 0.5
 """How long an answer waits for a look-up: usually some 10 ms, but the embedding model's worker may be busy or hang."""
@@ -183,6 +185,8 @@ class SimilarAnswers:
                 oldest.cancel()
         if looking is None or not self._is_embedder_loaded():
             return None
+        await asyncio.sleep(0)
+        refusal(text, text)  # it is read while its embedding is computed, and not again behind it
         try:
             # A look-up that takes longer still teaches the boundary.
             asked = await within(_WAIT_S, self._breaker, lambda: asyncio.shield(looking))
@@ -378,7 +382,8 @@ class SimilarAnswers:
         return answer.steps
 
     async def _idle(self) -> None:
-        """Wait until no request runs on this machine."""
+        """Wait until no request runs on this machine. Before, the answer that is to be checked is written."""
+        await asyncio.sleep(_WRITE_S)
         give_up_s = time.monotonic() + _MAX_BUSY_S
         while time.monotonic() < give_up_s:
             if not any(each.num_live and not each.is_remote for each in self._service.models.statuses()):

@@ -430,6 +430,18 @@ async def test_answers_are_checked_when_nothing_else_runs(model_file: Path, monk
         assert similar.status()["num_checked"] == 1
 
 
+async def test_a_check_waits_until_its_answer_is_written(model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similar_answers, "_WRITE_S", 60.0)
+    backend = OneVector(model_file)
+    async with caching(backend, similar=True, embedding_model="fake", max_error=0.3) as answers:
+        await taught(answers, backend)
+        num_asked = len(backend.requests)
+        assert await ask(answers, "Hi, where are the toilets?", AnswerPolicy.USE) == "similar"
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(backend.requests) == num_asked
+
+
 async def test_a_check_counts_though_its_answer_is_forgotten_meanwhile(
     model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
