@@ -30,11 +30,11 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import psutil
@@ -109,15 +109,17 @@ class Asker:
         took_ms, content = self._first_byte_ms("POST", "/v1/chat/completions", body)
         return took_ms, _kind_in(content)
 
-    def response(self, question: str, max_tokens: int, answers: str) -> tuple[float, str]:
+    def response(self, question: str, max_tokens: int, answers: str, stop: Sequence[str] = ()) -> tuple[float, str]:
         """Return the same of a response over HTTP."""
-        body = {"input": question, "instructions": FACTS, "max_output_tokens": max_tokens, **_of_all(answers)}
+        body = _response_fields(question, max_tokens, answers, stop)
         took_ms, content = self._first_byte_ms("POST", "/v1/responses", body)
         return took_ms, _kind_in(content)
 
-    def socket_response(self, question: str, max_tokens: int, answers: str) -> tuple[float, str]:
+    def socket_response(
+        self, question: str, max_tokens: int, answers: str, stop: Sequence[str] = ()
+    ) -> tuple[float, str]:
         """Return the same of a response on the WebSocket: to its first frame."""
-        fields = {"input": question, "instructions": FACTS, "max_output_tokens": max_tokens, **_of_all(answers)}
+        fields = _response_fields(question, max_tokens, answers, stop)
         began_s = time.perf_counter()
         self._socket.send(json.dumps({"type": "response.create", **fields}))
         frame = self._socket.recv(timeout=patient(60))
@@ -150,6 +152,11 @@ class Asker:
         return took_ms, whole
 
 
+def _response_fields(question: str, max_tokens: int, answers: str, stop: Sequence[str]) -> dict[str, Any]:
+    said = {"input": question, "instructions": FACTS}
+    return {**said, "max_output_tokens": max_tokens, "stop": stop, **_of_all(answers)}
+
+
 def _of_all(answers: str) -> dict[str, Any]:
     return {"temperature": 0, "stream": True, "edgeagent": {"answers": answers}}
 
@@ -160,7 +167,10 @@ def _kind_in(content: bytes) -> str:
     return found.partition(b'"')[0].decode() if b'"answer":{"kind":"' in content.replace(b" ", b"") else ""
 
 
-Ask = Callable[[str, int, str], tuple[float, str]]
+class Ask(Protocol):
+    """A method of Asker: it returns the milliseconds to the first byte, and the kind of answer it is."""
+
+    def __call__(self, question: str, max_tokens: int, answers: str, stop: Sequence[str] = ()) -> tuple[float, str]: ...
 
 
 def questions(count: int, seed: int) -> Iterator[str]:
@@ -305,15 +315,18 @@ def measure_similar(num_entries: int, num_rounds: int) -> None:
             asker, process = Asker(daemon), psutil.Process(daemon.process.pid)
             num_known = asker.status()["similar"]["num_questions"]
             texts = list(_said("Where do I find the harp of the old king?", 60 + num_rounds))[60:]
-            hits = [timed for text in texts if (timed := _timed(asker, process, text)).kind == "similar"]
-            misses = [_timed(asker, process, text) for text in questions(num_rounds, seed=6)]
+            wires: dict[str, Ask] = {"chat completion": asker.chat, "response, WebSocket": asker.socket_response}
+            asked = [(name, _timed(ask, asker, process, text)) for text in texts for name, ask in wires.items()]
+            misses = [_timed(asker.chat, asker, process, text) for text in questions(num_rounds, seed=6)]
             print("| | median | 95 % | bar (95 %) | |")
-            _print_parts(f"an answer to a similar question among {num_known:,}", [each.first_ms for each in hits], "–")
-            print(f"  {len(hits)} of {len(texts)} were such")
-            _print_parts("– its embedding", [each.embedding_ms for each in hits], "–")
-            _print_parts(
-                "– the first byte without the embedding", [each.first_ms - each.embedding_ms for each in hits], "5 ms"
-            )
+            for name in wires:
+                hits = [timed for each, timed in asked if each == name and timed.kind == "similar"]
+                first_ms = [each.first_ms for each in hits]
+                _print_parts(f"an answer to a similar question among {num_known:,}: {name}", first_ms, "–")
+                print(f"  {len(hits)} of {len(texts)} were such")
+                _print_parts("– its embedding", [each.embedding_ms for each in hits], "–")
+                rest_ms = [each.first_ms - each.embedding_ms for each in hits]
+                _print_parts("– the first byte without the embedding", rest_ms, "5 ms")
             assert not any(each.kind for each in misses)
             _print_parts("what a miss pays beside its embedding", [each.search_ms for each in misses], "3 ms")
             _print_parts("– its embedding", [each.embedding_ms for each in misses], "–")
@@ -331,10 +344,10 @@ class _Timed(NamedTuple):
     search_ms: float
 
 
-def _timed(asker: Asker, process: psutil.Process, text: str) -> _Timed:
+def _timed(ask: Ask, asker: Asker, process: psutil.Process, text: str) -> _Timed:
     settle(process)
     before = asker.spent_ms("embedding"), asker.spent_ms("search")
-    first_ms, kind = asker.chat(text, 40, "use", _STOP)
+    first_ms, kind = ask(text, 40, "use", _STOP)
     return _Timed(first_ms, kind, asker.spent_ms("embedding") - before[0], asker.spent_ms("search") - before[1])
 
 
