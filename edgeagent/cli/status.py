@@ -121,7 +121,7 @@ def _report_lines(found: Runtime, report: Mapping[str, Any]) -> Iterator[str]:
         report.get("trouble"),
         f"every token is refused: {token_trouble}" if token_trouble else None,
         report.get("response_trouble"),
-        _answers_line(answers) if answers else None,
+        *(_answers_lines(answers) if answers else ()),
         *(report.get("advice") or ()),
         *_route_lines(report.get("route")),
     ]
@@ -131,14 +131,17 @@ def _report_lines(found: Runtime, report: Mapping[str, Any]) -> Iterator[str]:
         yield from (wrapped(f"{model['name']}: {remark}") for remark in _remarks(model))
 
 
-def _answers_line(answers: dict[str, Any]) -> str:
-    """Return the line about the answer cache."""
+def _answers_lines(answers: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines about the answer cache."""
     if answers["trouble"]:
-        return f"answers are not kept at the moment: {answers['trouble']}"
+        yield f"answers are not kept at the moment: {answers['trouble']}"
+        return
     outcomes = answers["outcomes"]
     num_given = sum(outcomes.get(name, 0) for name in ("exact", "similar", "joined"))
     num_kept = "?" if answers["num_answers"] is None else answers["num_answers"]
-    return f"answers: {num_kept} kept, {num_given} of {sum(outcomes.values())} questions needed no model of their own"
+    yield f"answers: {num_kept} kept, {num_given} of {sum(outcomes.values())} questions needed no model of their own"
+    if trouble := (answers["similar"] or {}).get("trouble"):
+        yield f"no answer is given from similarity at the moment: {trouble}"
 
 
 def _watch(state_dir: Path, *, as_json: bool, with_slo: bool) -> NoReturn:

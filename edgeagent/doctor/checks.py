@@ -397,6 +397,14 @@ def check_model(facts: Facts) -> list[Finding]:
     return ok("model", f"{facts.model} is here{reads}")
 
 
+def check_answers(facts: Facts) -> list[Finding]:
+    """Check that the model that finds similar questions is here, if answers are given to those."""
+    if facts.embedding_problem:
+        text = f"answers.similar is on, but finds nothing: {facts.embedding_problem}"
+        return warn("answers", text, "or name a model that is here with answers.embedding_model")
+    return []
+
+
 def check_kiosk(facts: Facts) -> list[Finding]:
     """Check what the kiosk's settings name, if they name something."""
     if facts.kiosk_facts_problem:
@@ -434,6 +442,7 @@ CHECKS: tuple[Check, ...] = (
     check_cache,
     check_models,
     check_model,
+    check_answers,
     check_kiosk,
     check_port,
     check_daemon,

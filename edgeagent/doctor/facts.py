@@ -141,8 +141,8 @@ class ProjectorFacts:
 class Facts:
     """All gathered facts.
 
-    `model_problem`, `kiosk_problem`, `kiosk_facts_problem`, `token_problem` and `hub_problem` are empty if there is no
-    problem.
+    `model_problem`, `embedding_problem` (of the model that finds similar questions), `kiosk_problem`,
+    `kiosk_facts_problem`, `token_problem` and `hub_problem` are empty if there is no problem.
     `unknown_tables` are the models that config.toml has settings for but that are not on this machine.
     `adapter_problems` has a message for each adapter file that cannot be used. `hub` is the hub's address; None if the
     hub was not contacted.
@@ -167,6 +167,7 @@ class Facts:
     model: str = "builtin"
     model_problem: str = ""
     unknown_tables: tuple[str, ...] = ()
+    embedding_problem: str = ""
     kiosk_problem: str = ""
     kiosk_facts_problem: str = ""
     adapter_problems: tuple[str, ...] = ()

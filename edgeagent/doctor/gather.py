@@ -61,6 +61,7 @@ def gather(config: Config, ask_ready: AskReady, *, with_network: bool = False) -
         limits=Limits(config.max_cache_bytes, store.min_free_bytes, config.engine.sandbox),
         model=config.model,
         model_problem=_model_problem(config.model, config),
+        embedding_problem=_model_problem(config.answers.embedding_model, config) if config.answers.similar else "",
         kiosk_problem=_model_problem(config.kiosk.model, config) if config.kiosk.model else "",
         kiosk_facts_problem=_facts_problem(config.kiosk),
         adapter_problems=tuple(_adapter_problems(config)),

@@ -251,6 +251,10 @@ WRONG: dict[str, tuple[Facts, str, str, str, str]] = {
         changed(unknown_tables=("quen3",)),
         *("model", "warn", 'config.toml has [models."quen3"]', "edgeagent list"),
     ),
+    "similar answers without their model": (
+        changed(embedding_problem="all-minilm-l6-v2 is not on this machine: run `edgeagent pull all-minilm-l6-v2`"),
+        *("answers", "warn", "finds nothing: all-minilm-l6-v2 is not on this machine", "answers.embedding_model"),
+    ),
     "a kiosk's model that is not here": (
         changed(kiosk_problem="model 'quen3' is not on this machine"),
         *("kiosk", "warn", "kiosk.model: model 'quen3' is not on this machine", "edgeagent list"),

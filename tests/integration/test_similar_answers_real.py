@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from edgeagent.cli import main
 from edgeagent.config import EngineConfig
 from edgeagent.engine.llama.encoder import Encoder
 from edgeagent.engine.llama.model import Model
@@ -130,3 +131,14 @@ def test_without_the_embedding_model_answers_come_as_before(tmp_path: Path) -> N
         while (trouble := similar(daemon)["trouble"]) is None and time.monotonic() < limit_s:
             time.sleep(0.05)
         assert trouble is not None and "all-minilm-l6-v2" in trouble
+
+
+def test_an_embedding_model_that_is_not_here_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f"answers.similar = true\nstore.models_dir = {str(tmp_path / 'models')!r}\n")
+    (tmp_path / "models").mkdir()
+    told = "all-minilm-l6-v2 is not on this machine: run `edgeagent pull all-minilm-l6-v2`"
+    with serving(tmp_path / "state", "builtin", "--config", str(config)) as daemon:
+        assert told in daemon.run("status")
+        main(["doctor", "--config", str(config), "--state-dir", str(daemon.state_dir)])
+        assert f"warn  answers        answers.similar is on, but finds nothing: {told}" in capsys.readouterr().out

@@ -143,6 +143,10 @@ class SimilarAnswers:
             elif learned is not None:
                 self._remove(None)
         self._show()
+        try:
+            await self._service.models.locate(self._options.embedding_model)
+        except EdgeAgentError as error:
+            self._note_trouble(error)
         self._workers = [asyncio.create_task(self._run_work(each)) for each in (self._comparisons, self._checks)]
 
     async def close(self) -> None:
@@ -253,9 +257,7 @@ class SimilarAnswers:
             status = status_of(models, name)
             file = name if status is None else self._file_of(status)
         except EdgeAgentError as error:
-            if self.trouble is None:
-                logger.warning("no answer is found by similarity: %s", error)
-            self.trouble = str(error)
+            self._note_trouble(error)
             return None
         self.trouble = None
         if file != self._embedder:
@@ -263,6 +265,11 @@ class SimilarAnswers:
                 self._apply(Forgotten(None))
             self._embedder, self._position, self._fresh_until_s = file, FIRST, 0.0
         return vector_of(answer.embeddings[0].vector)
+
+    def _note_trouble(self, error: EdgeAgentError) -> None:
+        if self.trouble is None:
+            logger.warning("no answer is found by similarity: %s", error)
+        self.trouble = str(error)
 
     def _is_embedder_loaded(self) -> bool:
         """Whether no answer would wait for the load of the embedding model, which takes seconds."""
