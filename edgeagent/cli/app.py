@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -37,6 +39,9 @@ def run(arguments: Sequence[str]) -> int:
         complain(usage_message(error, arguments))
         return error.exit_code
     except EdgeAgentError as error:
+        if "--json" in itertools.takewhile(lambda word: word != "--", arguments):
+            # On one line, since some commands print one JSON object a line.
+            typer.echo(json.dumps({"error": {"code": error.code, "message": error.message}}))
         complain(error.message)
         return error.exit_status
     except (KeyboardInterrupt, typer.Abort):

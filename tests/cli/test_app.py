@@ -316,3 +316,33 @@ def test_the_shell_completes(
 
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("EDGEAGENT_")}
+
+
+WITHOUT_A_DAEMON = [
+    ["health"],
+    ["ps"],
+    ["load", "builtin"],
+    ["unload", "builtin"],
+    ["reload"],
+    ["cache", "answers", "stats"],
+    ["cache", "answers", "list"],
+    ["remote", "status"],
+    ["remote", "test", "nowhere"],
+    ["show", "./none.gguf"],
+    ["fit", "./none.gguf"],
+]
+
+
+@pytest.mark.parametrize("command", WITHOUT_A_DAEMON, ids=" ".join)
+def test_an_error_is_json_too_if_that_is_asked_for(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*command, "--state-dir", str(tmp_path)]
+    status = main(words)
+    plain = capsys.readouterr()
+    assert status in (1, 2) and not plain.out
+    assert main([*words, "--json"]) == status
+    told = capsys.readouterr()
+    error = json.loads(told.out)["error"]
+    assert told.err == plain.err and error["code"]
+    assert error["message"].split() == plain.err.removeprefix("error: ").split()
