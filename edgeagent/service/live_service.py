@@ -114,6 +114,7 @@ class LiveService:
         """Whether the daemon is stopping, so that new requests are refused."""
         self.num_total = 0
         """How many generations, embeddings and reranks have been started since the daemon began."""
+        self._held: set[str] = set()  # the ids of requests whose bytes are counted
         self._ahead: set[str] = set()  # the ids of answers that no client has asked for yet
         self._changing: dict[tuple[str, str], ChangingInstructions] = {}  # by client and model
 
@@ -129,7 +130,9 @@ class LiveService:
         client's requests hold too many bytes, DeadlineUnreachable or RequestTimeout if the request has waited too long
         before, or the service's errors.
         """
-        await self.generate_all([request], [sink])
+        with nullcontext() if request.id in self._held else self.holding(request):
+            request = self._with_caller(request)
+            await self._run(request, sink, self._target(request))
 
     async def generate_all(self, requests: Sequence[GenerateRequest], sinks: Sequence[Sink]) -> None:
         """Run requests of one client, which are answered together, to their ends, each with its sink.
@@ -140,14 +143,14 @@ class LiveService:
         """
         with self.holding(*requests):
             if len(requests) == 1:
-                return await self._generate(requests[0], sinks[0])
+                return await self.generate(requests[0], sinks[0])
             prompts = {id(each.prompt): each.prompt for each in requests}.values()  # choices share theirs
             num_at_once = MAX_BYTES_AT_ONCE // max(1, *map(held_bytes, prompts))
             places = asyncio.Semaphore(min(MAX_AT_ONCE, max(1, num_at_once)))
 
             async def run(request: GenerateRequest, sink: Sink) -> None:
                 async with places:
-                    await self._generate(request, sink)
+                    await self.generate(request, sink)
 
             try:
                 async with asyncio.TaskGroup() as group:
@@ -156,13 +159,9 @@ class LiveService:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
 
-    async def _generate(self, request: GenerateRequest, sink: Sink) -> None:
-        request = self._with_caller(request)
-        await self._run(request, sink, self._target(request))
-
     @contextmanager
     def holding(self, *requests: GenerateRequest) -> Iterator[None]:
-        """Count the bytes of requests of one client, which are answered together, during the `with` block.
+        """Count the bytes of requests of one client during the `with` block, in which `generate` runs each of them.
 
         What they share counts once. Raise BackendUnavailable while draining, and Overloaded, as the end of each
         request, if its client's requests hold too many bytes.
@@ -176,7 +175,12 @@ class LiveService:
                     meter = Meter(partial(self._label, request.model), Ending(), request, self._target(request))
                     self._settle(request, meter, error.code)
                 raise
-            yield
+            ids = {request.id for request in requests}
+            self._held |= ids
+            try:
+                yield
+            finally:
+                self._held -= ids
 
     def give(self, request: GenerateRequest, end: Finished) -> Finished:
         """Measure an answer that was generated ahead and that its client gets now as a whole: `request.so_far`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Annotated, Literal
 
@@ -99,17 +99,24 @@ async def open_turn(create: ResponseCreate, context: Context, partition: str) ->
 def start_background(turn: Turn, context: Context, *, is_streamed: bool) -> Response:
     """Start a background response. Return its queued state or, if `is_streamed`, a stream of all of its events.
 
-    Raise InvalidRequest if the response must not be stored.
+    Raise InvalidRequest if the response must not be stored, and what LiveService.holding raises.
     """
     if not turn.events.response["store"]:
         raise InvalidRequest("a background response is asked for by its id, so it must be stored", param="store")
+    held = ExitStack()
+    held.enter_context(context.service.holding(turn.request))
     turn.events.response["background"] = True
     turn.events.created(is_queued=True)
     # Clients may ask for the response by its id before the task below has started.
     live = LiveTurn(turn, partial(context.service.cancel, turn.request.id))
     context.service.live.show(live)
-    context.responses.carry_on(drive(live, context))
+    context.responses.carry_on(_drive_held(live, context, held))
     return follow(live, -1) if is_streamed else JSONResponse(turn.events.so_far())
+
+
+async def _drive_held(live: LiveTurn, context: Context, held: ExitStack) -> None:
+    with held:
+        await drive(live, context)
 
 
 def follow(live: LiveTurn, after: int) -> Response:
