@@ -31,7 +31,7 @@ def take_files(words: Sequence[str]) -> tuple[list[str], list[Path]]:
 def looks_like_file(words: Sequence[str]) -> bool:
     """Whether the last of several words is named as an image or a sound, though `take_files` left it among the words.
 
-    It is usually a file that is not there.
+    It is usually a file that is not there. A question that ends in such a name is one word, in quotes.
     """
     return len(words) > 1 and " " not in words[-1] and Path(words[-1]).suffix.lower() in _SUFFIXES
 

@@ -164,7 +164,10 @@ def run(
     settings = settings_of(state_dir, config)
     given, files = take_files([] if model is None else [model, *(words or [])])
     if looks_like_file(given):
-        typer.echo(f"note: {given[-1]} is no image or sound here, so it is a part of the question.", err=True)
+        try:
+            files.append(checked_file(given.pop()))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{error.message}. To ask about the name, put the question into quotes") from None
     files += map(checked_file, [*(image or []), *(audio or [])])
     model, question = _model_and_question(given, prompt, settings)
     if files and question is None:

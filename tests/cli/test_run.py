@@ -115,8 +115,13 @@ def test_files_go_with_the_question(
     assert main(["run", "builtin", "What is this?", str(photo)]) == 0
     assert main(["run", "builtin", "And these?", "--audio", str(sound), "--image", str(photo)]) == 0
     assert capsys.readouterr().err == ""
-    assert main(["run", "builtin", "And", "nowhere.png"]) == 0
-    assert "nowhere.png is no image or sound here" in capsys.readouterr().err
+    assert main(["run", "builtin", "And", "nowhere.png"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert told == (
+        "error: nowhere.png cannot be read: No such file or directory. "
+        "To ask about the name, put the question into quotes"
+    )
+    assert main(["run", "builtin", "And nowhere.png"]) == 0
     last, both = ([user_message("What is this?", RED)], [user_message("And these?", RED, SILENCE)])
     assert [request["input"] for request in stub.received] == [last, both, "And nowhere.png"]
     for arguments, why in (
