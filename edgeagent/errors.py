@@ -36,7 +36,7 @@ docstring of a class is its line in the reference of errors.
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import ClassVar, Self
 
 NOT_INSTALLED = "llama-cpp-python is not installed; `edgeagent doctor` shows the command that installs it"
 
@@ -69,6 +69,15 @@ class EdgeAgentError(Exception):
         self.retry_after_s = retry_after_s
         self.served_by = served_by
         self.num_delivered_tokens = num_delivered_tokens
+
+    def without_traceback(self) -> Self:
+        """Return this error without its traceback and its causes. Call it where the error is only told.
+
+        A traceback refers to the objects of the request, and some of these to the error. Such a cycle, with all that
+        the client has sent, would be freed minutes later.
+        """
+        self.__cause__ = self.__context__ = None
+        return self.with_traceback(None)
 
 
 class InvalidRequest(EdgeAgentError):

@@ -140,7 +140,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, EdgeAgentError)
     if http_status(error) >= HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.warning("%s %s: %s: %s", request.method, request.url.path, error.code, error.message)
-    return error_answer(request.scope["path"], error)
+    return error_answer(request.scope["path"], error.without_traceback())
 
 
 async def _answer_no_route(scope: Scope, receive: Receive, send: Send) -> None:

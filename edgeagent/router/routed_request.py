@@ -338,7 +338,7 @@ class RoutedRequest(Sink):
                 return self._choose()
             has_failed_here = not all(map(is_remote, self._left_out))
             if not self._errors:
-                self._errors.append(error)
+                self._errors.append(error.without_traceback())
             elif isinstance(error, Overloaded) and not has_failed_here and (full := only_full(error, self._errors)):
                 self._errors = [full]
             raise self._failure() from None
@@ -372,7 +372,7 @@ class RoutedRequest(Sink):
         """
         route = self._delivery.route
         assert route is not None
-        self._errors.append(error)
+        self._errors.append(error.without_traceback())
         self._left_out[route.backend] = _FAILED
         if self._delivery.has_content and (self._broken is None or self._delivery.num_tokens > self._num_before):
             self._broken = error

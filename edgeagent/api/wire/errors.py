@@ -275,13 +275,13 @@ def error_event(error: EdgeAgentError, stream_id: str | None) -> ErrorEvent:
 
 
 def to_client_error(name: str, error: Exception) -> EdgeAgentError:
-    """Return the error that is sent to the client for an exception. An EdgeAgentError is returned unchanged.
+    """Return the error that is sent to the client for an exception. An EdgeAgentError loses only its traceback.
 
     Any other exception becomes an InternalError, and its type and place are logged with `name`. The exception's text is
     not logged, because it may quote a prompt.
     """
     if isinstance(error, EdgeAgentError):
-        return error
+        return error.without_traceback()
     places = {"places": "".join(traceback.format_tb(error.__traceback__))}
     logger.error("%s failed: %s", name, type(error).__name__, extra=places)
     return errors.InternalError(type(error).__name__)

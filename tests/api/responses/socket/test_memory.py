@@ -21,6 +21,7 @@ from edgeagent.api.responses.turn import Turn
 from edgeagent.api.wire.shape import Json
 from edgeagent.conversation.history import ConnectionHistory
 from edgeagent.daemon.transport import GuardedWebSocket
+from edgeagent.errors import ContextLengthExceeded
 from edgeagent.types import Started, TextDelta
 from tests.api.serving import slow_socket
 from tests.backends.fake import FakeBackend, Gate, finished
@@ -219,5 +220,24 @@ async def test_a_turn_that_is_over_is_freed_without_a_garbage_collection() -> No
             await eventually(lambda: not any(type(each) is Turn for each in gc.get_objects()))
             # A connection keeps the latest request.
             assert sum(type(each) is RequestResponseCycle for each in gc.get_objects()) == 1
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"background": True}])
+async def test_a_turn_that_has_failed_is_freed_without_a_garbage_collection(fields: dict[str, bool]) -> None:
+    """A traceback refers to the request's objects, and these may refer to the error."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with running(FakeBackend(lambda _: [ContextLengthExceeded("too long")])) as daemon:
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            create = {"model": "fake", "input": "hello", **fields}
+            reply = await daemon.http.post(f"{daemon.url}/v1/responses", json=create, headers=headers)
+            assert reply.status_code == 200 if "background" in fields else 400
+            async with connect(f"ws://127.0.0.1:{daemon.port}/v1/responses") as socket:
+                await socket.send(json.dumps({"type": "response.create", "model": "fake", "input": "hello"}))
+                assert json.loads(await socket.recv())["type"] == "error"
+            await eventually(lambda: not any(type(each) is Turn for each in gc.get_objects()))
     finally:
         gc.enable()
