@@ -133,10 +133,10 @@ def test_another_system_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ARENAS = """
 import ctypes, sys, threading
-from edgeagent.process_settings import share_one_arena
+from edgeagent.process_settings import keep_little_freed_memory
 
 if sys.argv[1] == "one":
-    share_one_arena()
+    keep_little_freed_memory()
 everyone = threading.Barrier(4)
 
 def allocate():
@@ -155,7 +155,7 @@ libc.fflush(None)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
-def test_threads_share_one_arena() -> None:
+def test_threads_keep_little_freed_memory() -> None:
     def num_arenas(which: str) -> int:
         command = [sys.executable, "-c", ARENAS, which]
         told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patient(60)).stdout

@@ -41,7 +41,7 @@ from edgeagent.engine.cache.disk.store import BlockStore
 from edgeagent.engine.llama.encoder import needs_whole_texts
 from edgeagent.engine.llama.model import split_parts
 from edgeagent.errors import EdgeAgentError, InternalError, ModelOutOfMemory
-from edgeagent.process_settings import keep_collections_short, share_one_arena, switch_threads_often
+from edgeagent.process_settings import keep_collections_short, keep_little_freed_memory, switch_threads_often
 from edgeagent.types import Embed, PurgeCache, QueryAnswer, Rerank, TextQuery, WorkerStatus
 from edgeagent.worker.child.encoder.host import EncoderHost, EncoderLoop
 from edgeagent.worker.child.frame_writer import Frames, FrameWriter, Outlet
@@ -397,7 +397,7 @@ def main() -> int:
     """Run a worker on stdin and stdout. Return its exit code: 0 after Stop, 1 if the load failed, 2 without a Load."""
     end_with_parent()
     set_limits()
-    share_one_arena()  # before the first thread
+    keep_little_freed_memory()  # before the first thread
     switch_threads_often()
     ignore_interrupts()
     writer = FrameWriter(claim_stdout())

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from msgspec import structs
 
 from edgeagent.errors import EdgeAgentError, InternalError, InvalidRequest
+from edgeagent.process_settings import keep_little_freed_memory
 from edgeagent.text.grammar.fault import grammar_fault
 from edgeagent.text.template.chat_template import ChatTemplate
 from edgeagent.text.template.rendered import Pieces
@@ -54,12 +55,14 @@ def main() -> None:
     if ENCLOSED in sys.argv:
         enclose_renderer()
     _limit_memory()
+    keep_little_freed_memory()
     _send(frames, b"")  # the time of jobs begins here
     template = None
     while (body := read_frame(sys.stdin.buffer, MAX_FRAME_TO_WORKER_BYTES)) is not None:
         _limit_cpu()
         template, answer = carry_out(template, decode_job(body))
         _send(frames, answer)
+        del body, answer  # they may be large, and the next job late
 
 
 def _send(frames: BinaryIO, body: bytes) -> None:

@@ -86,6 +86,8 @@ class RendererProcess:
                 if not isinstance(error, OSError):
                     logger.exception("%s: a job of the chat template failed", self._name)
                 self._answer(RenderAnswer(job.number, trouble=f"a process that cannot be started: {error}"))
+            del job  # a job and its reply may be large, and the next ones late
+            self._reply = None
 
     async def _started(self) -> Channel:
         if self._channel is None or self._channel.ended.done():
