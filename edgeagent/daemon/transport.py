@@ -108,10 +108,10 @@ class _StallGuard:
     It is used for clients that do not read. A normal close would wait for such a client.
     """
 
-    def __init__(self, transport: asyncio.Transport, timeout_s: float, kind: str) -> None:
+    def __init__(self, transport: asyncio.Transport, timeout_s: float, on_cut: Callable[[], None]) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
-        self._kind = kind
+        self._on_cut = on_cut
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -125,7 +125,7 @@ class _StallGuard:
 
     def cut(self) -> None:
         """Abort the connection now."""
-        metrics.slow_clients_cut_total.labels(self._kind).inc()
+        self._on_cut()
         self._transport.abort()
 
 
@@ -137,6 +137,7 @@ class _Guarded(asyncio.Protocol):
     time limit, in `connection_made`, and `_in_flight` before.
     """
 
+    _kind: str
     _stall: _StallGuard
     _in_flight: InFlight
     _unread: Arrival | None = None
@@ -219,6 +220,9 @@ class _Guarded(asyncio.Protocol):
         self._writes_again()
         super().resume_writing()
 
+    def _note_cut(self) -> None:
+        self._in_flight.note_slow(self._kind, self.peer.client)
+
     def _writes_again(self) -> None:
         self._stall.stop()
         if self._unread is not None:
@@ -244,6 +248,8 @@ def _refuse(transport: asyncio.Transport, status: HTTPStatus) -> None:
 class GuardedHttp(_Guarded, HttpToolsProtocol):
     """One HTTP connection. It refuses requests beyond the limits. GuardedWebSocket takes over WebSocket handshakes."""
 
+    _kind = "http"
+
     def __init__(self, *args: Any, max_connections: int, in_flight: InFlight, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_flight = in_flight
@@ -257,7 +263,7 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._stall = _StallGuard(transport, STALL_TIMEOUT_S, "http")
+        self._stall = _StallGuard(transport, STALL_TIMEOUT_S, self._note_cut)
         self._is_other_user = is_other_user(transport.get_extra_info("socket"))
         self.peer = TcpPeer(self.client, self.server, self.transport.get_extra_info("socket"))
         self.used_at_s = self.loop.time()
@@ -463,6 +469,8 @@ class GuardedHttp(_Guarded, HttpToolsProtocol):
 class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     """One WebSocket connection, with limits on the time of its handshake, and on the number and bytes of its frames."""
 
+    _kind = "websocket"
+
     def __init__(self, *args: Any, in_flight: InFlight, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._in_flight = in_flight
@@ -477,7 +485,7 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports have the methods, but not this class
         super().connection_made(stream)
-        self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S, "websocket")
+        self._stall = _StallGuard(stream, SOCKET_STALL_TIMEOUT_S, self._note_cut)
         self.peer = TcpPeer(self.client, self.server, stream.get_extra_info("socket"))
         self._handshake_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_slow_handshake)
 
@@ -553,7 +561,9 @@ class GuardedWebSocket(_Guarded, WebSocketsSansIOProtocol):
         self._arrival.end()
 
     def _cut(self) -> None:
-        self._close("clients are sending too much at once; send it again")
+        why = "clients are sending too much at once; send it again"
+        self._in_flight.log_cut(why, self._kind, self.peer.client)
+        self._close(why)
 
     def _close(self, reason: str) -> None:
         self.conn.fail(TRY_AGAIN_LATER, reason)

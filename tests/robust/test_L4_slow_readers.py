@@ -83,7 +83,7 @@ async def upgrade(slow: socket.socket, port: int) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("is_reading_a_little", [False, True])
-async def test_a_socket_that_is_not_read(is_reading_a_little: bool) -> None:
+async def test_a_socket_that_is_not_read(is_reading_a_little: bool, caplog: pytest.LogCaptureFixture) -> None:
     talker, before = Talker(), cut("websocket")
     async with running(talker.backend) as daemon, reader_of(daemon) as slow:
         await upgrade(slow, daemon.port)
@@ -96,6 +96,12 @@ async def test_a_socket_that_is_not_read(is_reading_a_little: bool) -> None:
             sipping.cancel()
         await eventually(lambda: not daemon.server.server_state.connections, 5 * MAX_FREED_S)
         assert cut("websocket") == before + 1
+    assert num_told(caplog, "websocket") == 1
+
+
+def num_told(caplog: pytest.LogCaptureFixture, kind: str) -> int:
+    """Return how many lines of the log say that a client was cut, and why."""
+    return caplog.messages.count(f"cut (it does not read): a client without a name, at {kind}")
 
 
 async def sip(slow: socket.socket) -> None:
@@ -107,7 +113,7 @@ async def sip(slow: socket.socket) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_stream_that_is_not_read() -> None:
+async def test_a_stream_that_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
     talker = Talker()
     async with running(talker.backend) as daemon, reader_of(daemon) as slow:
         body = b'{"input":"endless","stream":true}'
@@ -119,3 +125,4 @@ async def test_a_stream_that_is_not_read() -> None:
         while not talker.backend.closed:
             await brief(daemon)
         assert talker.num_words * len(WORD) <= MAX_BUFFERED + KERNEL_BYTES
+    assert num_told(caplog, "http") == 1

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgeagent import metrics
+from edgeagent.api.gate.refusal_log import RefusalLog
 from edgeagent.api.wire.body import CLIENT_KEY
 from edgeagent.errors import InvalidRequest, Overloaded, PayloadTooLarge
 from edgeagent.freed_memory import MUCH_BYTES, FreedMemory
@@ -41,6 +43,7 @@ class InFlight:
         self._peak_bytes = 0
         self._is_cutting = False
         self._freed = FreedMemory()
+        self._cuts = RefusalLog("cut")
 
     def begin(self, cut: Callable[[], None]) -> Arrival:
         """Return the account of one body, or of the frames of one connection. `cut` ends it; it must not raise."""
@@ -71,6 +74,15 @@ class InFlight:
             self._requests[client] -= num_bytes
             if not self._requests[client]:
                 del self._requests[client]
+
+    def note_slow(self, transport: str, client: str | None) -> None:
+        """Count and log a connection that is cut because its client does not read. `transport`: http or websocket."""
+        metrics.slow_clients_cut_total.labels(transport).inc()
+        self.log_cut("it does not read", transport, client)
+
+    def log_cut(self, why: str, transport: str, client: str | None) -> None:
+        """Log a connection that is cut because of its client."""
+        self._cuts.write(why, f"the client {client!r}" if client else "a client without a name", transport)
 
     def held(self, arrival: Arrival, before_bytes: int) -> None:
         """Count an arrival whose size or state has changed. Cut unfinished ones if all together take too much."""

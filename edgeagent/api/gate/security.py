@@ -16,12 +16,9 @@ The rules, in order. Each applies to every path, unless it says otherwise:
 from __future__ import annotations
 
 import ipaddress
-import logging
 import re
 import socket
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -37,6 +34,7 @@ from edgeagent.api.gate.access import (
     is_browser,
     is_unix,
 )
+from edgeagent.api.gate.refusal_log import RefusalLog
 from edgeagent.api.wire.body import CLIENT_KEY
 from edgeagent.api.wire.errors import MAY_SEE_PATHS, OLLAMA_PREFIX, error_answer
 from edgeagent.config import ServerConfig
@@ -46,41 +44,7 @@ from edgeagent.credentials.keys import Scope as KeyScope
 from edgeagent.errors import EdgeAgentError, Forbidden, InvalidRequest, PayloadTooLarge
 from edgeagent.runtime_file import bracketed
 
-logger = logging.getLogger(__name__)
-
 MAX_PUBLIC_BODY_BYTES = 4096
-WINDOW_S = 60.0
-MAX_LINES = 20
-
-
-class RefusalLog:
-    """Logs refusals: one line a minute for each subject, and at most MAX_LINES lines a minute in total.
-
-    A subject is the sender or the header that was refused. The first line of a later minute says how many refusals were
-    not logged.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._since_s = clock()
-        self._logged: set[str] = set()
-        self._num_left_out = 0
-
-    def write(self, code: str, subject: str, place: str) -> None:
-        """Log a refusal: the error's code, its subject, and the route (`place`)."""
-        now_s = self._clock()
-        left_out = ""
-        if now_s - self._since_s >= WINDOW_S:
-            left_out = f"; {self._num_left_out} more before were not logged" if self._num_left_out else ""
-            self._since_s, self._num_left_out = now_s, 0
-            self._logged.clear()
-        if subject in self._logged or len(self._logged) >= MAX_LINES:
-            self._num_left_out += 1
-            return
-        self._logged.add(subject)
-        logger.warning("refused (%s): %s, at %s%s", code, subject, place, left_out)
-
-
 _DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104 compared, not bound

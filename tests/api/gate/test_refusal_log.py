@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeagent.api.gate.security import MAX_LINES, WINDOW_S, RefusalLog
+from edgeagent.api.gate.refusal_log import MAX_LINES, WINDOW_S, RefusalLog
 from edgeagent.config import Config, ServerConfig
 from edgeagent.credentials.keys import KeyRing, Scope, add_client, ensure_token, remove_client
 from tests.api.gate.test_security import num_refused

@@ -171,10 +171,13 @@ class Connection:
         if isinstance(trouble, Exception):
             to_client_error("a WebSocket", trouble)
             await self._close(INTERNAL_ERROR, "internal error")
-        # If the client does not read the close frame either, the transport cuts the connection and counts it.
-        is_told = self._stall.is_found.is_set() and await self._close(TRY_AGAIN_LATER, self._why_closed)
-        if is_told and self._why_closed == _NOT_READ:
-            metrics.slow_clients_cut_total.labels("websocket").inc()
+        if not self._stall.is_found.is_set():
+            return
+        is_told, is_slow = await self._close(TRY_AGAIN_LATER, self._why_closed), self._why_closed == _NOT_READ
+        if not is_slow:
+            self._api.in_flight.log_cut(self._why_closed, "websocket", self._partition)
+        elif is_told:  # if it does not read the close frame either, the transport cuts the connection and tells it
+            self._api.in_flight.note_slow("websocket", self._partition)
 
     async def _close(self, code: int, reason: str) -> bool:
         with suppress(TimeoutError, WebSocketDisconnect, RuntimeError):
