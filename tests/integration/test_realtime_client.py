@@ -15,7 +15,7 @@ from openai.types.realtime import RealtimeErrorEvent, RealtimeResponse
 from websockets.asyncio.client import connect
 
 from tests.api.realtime.realtime_client import check_event, kinds, message
-from tests.integration.conftest import Daemon
+from tests.integration.conftest import Daemon, wait_until
 from tests.patience import patient
 from tests.present import present
 
@@ -255,3 +255,13 @@ async def test_plain_frames_without_the_client(daemon: Daemon) -> None:
         ]
         for event in events:
             check_event(event)
+
+
+async def test_an_item_loads_the_model_before_an_answer_is_asked_for(own_daemon: Daemon) -> None:
+    own_daemon.run("unload", "builtin")
+    assert not json.loads(own_daemon.run("ps", "--json"))["models"]
+    async with talking(own_daemon) as talk:
+        await talk.say("Good morning!")
+        await asyncio.to_thread(wait_until, lambda: "ready" in own_daemon.run("ps"))
+        await talk.connection.response.create(response={"max_output_tokens": 4})
+        assert (await talk.done()).status == "incomplete"

@@ -225,7 +225,8 @@ keeps its prompts, unless `store` is false. `response.create` answers it, one re
 it was never created.
 
 Prompts are computed ahead: when the settings change, and when an item is added at the end. With \
-`edgeagent: {{"ahead": true}}` in the settings, the answer begins too.
+`edgeagent: {{"ahead": true}}` in the settings, the answer begins too. A model that is not loaded is loaded for this, \
+so that the first answer does not wait for it.
 
 An item may name a file of a binary frame, as for `/v1/responses`. A message with an image that the session's model \
 finds damaged is refused, and not added, if the model is loaded.

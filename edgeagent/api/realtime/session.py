@@ -219,6 +219,7 @@ class RealtimeSession:
     def _begin_ahead(self) -> list[Action]:
         """Compute the prompt so far, if no response is under way. The next `response.create` ends that.
 
+        The model is loaded for it, since the client soon asks for an answer, which would wait for the load.
         While one is computed, the next waits: otherwise each item of a flood would make the worker prepare a prompt.
         """
         self._is_ahead_due = bool(self._asked[None])
