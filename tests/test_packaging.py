@@ -173,6 +173,12 @@ def test_the_runtime_is_set_up_without_test_tools(setup_env: ModuleType, monkeyp
     assert len(asked) == 5
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_demo_needs_no_test_tools() -> None:
+    told = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"setup_env\.py.*", told) == ["setup_env.py --runtime"]
+
+
 def test_other_test_tools_leave_a_runtime_as_it_is(setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = _pretend_to_install(setup_env, monkeypatch)
     setup_env.main()
