@@ -121,22 +121,23 @@ def test_commands(
     assert "previous_response_id" not in stub.received[1]
 
 
-def reloading(
-    stub_may_go_on: threading.Event, has_begun: Callable[[], bool] = lambda: True
-) -> tuple[Act, Callable[[], str]]:
+def reloading(shown: Callable[[], str]) -> tuple[Act, Callable[[], str]]:
     """Return an act that pauses within the answer, and a status function that ends the pause after both its stages.
 
-    The function tells no stage before the answer has begun.
+    `shown`: what the terminal shows. The function tells no stage before the answer has begun, and the next one only
+    when that before is shown: one that comes beside an event is not.
     """
-    stages = iter(["m: loading 10%", "m: checking the model"])
+    stub_may_go_on = threading.Event()
 
     def wait_reason() -> str:
-        if not has_begun():
+        text = shown()
+        stages = [stage for stage in ("m: loading 10%", "m: checking the model") if stage not in text]
+        if "Hel" not in text:
             return ""
-        stage = next(stages, "")
-        if not stage:
+        if not stages:
             stub_may_go_on.set()
-        return stage
+            return ""
+        return stages[0]
 
     async def act(connection: ServerConnection, _: dict[str, Any]) -> None:
         created, first, second, completed = text_events("resp_1", "Hel", "lo")
@@ -153,7 +154,7 @@ def test_a_worker_that_is_replaced_within_an_answer_is_told(
     monkeypatch.setattr(chat, "QUIET_S", 0.01)
     monkeypatch.setattr(sys, "stderr", Terminal())
     output = cast(Terminal, sys.stderr)  # both are shown on one terminal
-    act, wait_reason = reloading(threading.Event(), lambda: "Hel" in output.getvalue())
+    act, wait_reason = reloading(output.getvalue)
     answer = start_chat(start_stub(act), wait_reason).answer("Hi", cast(TextIO, output))
     assert answer.text == "Hello"
     shown = output.getvalue()
