@@ -463,12 +463,13 @@ class Engine:
         self.current_step.record(was_interrupted=False)
         step_s = batch.ended_s - batch.started_s
         self._advanced += [(part.sequence, part.sequence.num_computed) for part in batch.parts if part.tree is None]
+        has_prompts = any(not part.sequence.is_decoding for part in batch.parts)
         outputs += self._verify_all(batch.parts, batch.started_s)
         if batch.plain_s is not None:
             self.proposals.note_step(len(batch.parts), step_s, batch.plain_s)
         batch.switch_s = self._turns.record(step_s, batch.expected_s if batch.has_switched else None)
         self._finished = batch
-        self._side.resume(step_s)
+        self._side.resume(step_s, has_prompts=has_prompts)
         self._scheduler.record_overhead(batch.started_s - batch.began_s + self._clock() - resumed_s)
         return outputs
 
@@ -541,6 +542,8 @@ class Engine:
                     restoring.append(sequence)
                 else:
                     (texts if sequence.span is None else media).append(sequence)
+            if self._side.is_streams_turn and (streams := [each for each in texts if each.is_decoding]):
+                texts, media = streams, []
             is_awaited = any(not sequence.is_decoding for sequence in self._running.values())
             self.proposals.note_waiting(is_first_awaited=is_awaited)
             parts = self._plan_media(media, texts, num_cells)
