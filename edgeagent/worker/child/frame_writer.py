@@ -6,12 +6,11 @@ this thread delivers the previous one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import BinaryIO, Protocol
 
 from edgeagent.process_settings import request_short_time_slices
@@ -73,15 +72,14 @@ def wait_until_written(frames: Outlet, most_s: float) -> None:
 
     A thread that does not wait keeps the interpreter, and so delays the writer, until it computes.
     """
-    is_written: SimpleQueue[None] = SimpleQueue()
+    is_written = threading.Event()
 
     def mark() -> Iterator[FromWorker]:
-        is_written.put(None)
+        is_written.set()
         yield from ()
 
     frames.put(mark)
-    with contextlib.suppress(Empty):
-        is_written.get(timeout=most_s)
+    is_written.wait(most_s)
 
 
 def write(descriptor: int, encoded: bytes) -> None:

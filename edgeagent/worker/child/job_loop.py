@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any, Protocol
 
 from edgeagent.process_settings import give_back_freed_memory
@@ -117,7 +117,7 @@ class JobLoop(ABC):
         self._jobs = jobs
         self._runner = runner
         self._frames = frames
-        self.commands: SimpleQueue[Any] = SimpleQueue()
+        self.commands: Queue[Any] = Queue()
         self.step_started_at_s = 0.0
         self.preparing = "", 0.0
         """The id of the request whose prompt is prepared now, and since when; ("", 0.0) if there is none."""

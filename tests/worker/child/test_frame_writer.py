@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import BinaryIO
 
 import pytest
@@ -106,3 +107,8 @@ def test_what_was_awaited_is_on_the_pipe(pipe: tuple[BinaryIO, FrameWriter]) -> 
     assert read(reader) == steps(1)
     writer.frames.put(None)
     writer.join()
+
+
+def test_a_wait_ends_although_nobody_writes_and_its_time_is_over_at_once() -> None:
+    for _ in range(200):
+        wait_until_written(SimpleQueue(), 1e-7)

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 from edgeagent.cache_folder import PARENT_BYTES, ROOT_BYTES, BlockName, RootRecord
 from edgeagent.engine.cache.block import (
@@ -90,10 +90,10 @@ class BlockStore:
         self._files = files
         self._seal = seal
         self._clock = clock
-        self._commands: SimpleQueue[partial[None] | None] = SimpleQueue()  # None: close
-        self._results: dict[bool, SimpleQueue[DiskResult]] = {False: SimpleQueue(), True: SimpleQueue()}
-        self._opened: SimpleQueue[None] = SimpleQueue()
-        self._closed: SimpleQueue[None] = SimpleQueue()
+        self._commands: Queue[partial[None] | None] = Queue()  # None: close
+        self._results: dict[bool, Queue[DiskResult]] = {False: Queue(), True: Queue()}
+        self._opened: Queue[None] = Queue()
+        self._closed: Queue[None] = Queue()
         # Owned by the engine's thread. The disk's thread looks a block up when its turn to be written comes.
         self._pending: dict[BlockKey, Block] = {}
         self._num_offered = 0

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from weakref import ref
 
 from edgeagent.engine.llama.media_formats import PREPROCESSING
@@ -54,7 +54,7 @@ class ChunkEmbeddings:
         self.partition = partition
         self.index = index
         self._ask = ask
-        self._answers: SimpleQueue[Rows | EdgeAgentError] = SimpleQueue()
+        self._answers: Queue[Rows | EdgeAgentError] = Queue()
         self._answer: Rows | EdgeAgentError | None = None
         self._is_asked = False
 
@@ -110,7 +110,7 @@ class MediaEncoder(threading.Thread):
     def __init__(self, projector: Projector) -> None:
         super().__init__(name="encoder", daemon=True)
         self._projector = projector
-        self._asked: SimpleQueue[tuple[ref[ChunkEmbeddings], _Key] | partial[None] | None] = SimpleQueue()
+        self._asked: Queue[tuple[ref[ChunkEmbeddings], _Key] | partial[None] | None] = Queue()
         self._is_stopped = False
         # The media that were used last, each until its last chunk is encoded, and their bytes. To decode a medium again
         # takes time.

@@ -9,7 +9,7 @@ import stat
 import sys
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 
 import pytest
 
@@ -253,7 +253,7 @@ def test_bytes_per_hour_are_bounded_over_restarts(folder: Path) -> None:
 def test_close_waits_for_the_writer_as_long_as_it_may_and_half_a_second_more(folder: Path) -> None:
     waits: list[float | None] = []
 
-    class Never(SimpleQueue[None]):
+    class Never(Queue[None]):
         def get(self, block: bool = True, timeout: float | None = None) -> None:
             waits.append(timeout)
             raise Empty
@@ -270,7 +270,7 @@ def test_close_waits_for_the_writer_as_long_as_it_may_and_half_a_second_more(fol
 def test_the_first_lookup_waits_for_what_is_there_to_be_known(folder: Path) -> None:
     waits: list[float | None] = []
 
-    class Never(SimpleQueue[None]):
+    class Never(Queue[None]):
         def get(self, block: bool = True, timeout: float | None = None) -> None:
             waits.append(timeout)
             raise Empty

@@ -7,7 +7,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -208,7 +208,7 @@ def test_the_time_for_the_end_is_counted_once(store: Store, times: Times) -> Non
     assert not store.hurry(), "`close_s` allows one second"
 
 
-class _Commands(SimpleQueue["partial[None] | None"]):
+class _Commands(Queue["partial[None] | None"]):
     """Commands that end with the one to close; records how long the writer waits for each."""
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class _Commands(SimpleQueue["partial[None] | None"]):
     def get_nowait(self) -> partial[None] | None:
         self.num_looks += 1
         assert self.num_looks < 100, "the thread never rests"
-        return super().get_nowait()
+        return super().get(block=False)
 
 
 def test_it_waits_for_a_command_only_while_nothing_can_be_written(store: Store) -> None:
