@@ -58,8 +58,8 @@ MAX_SCORED = 32
 # The fewest prompt tokens of one sequence to score in a step while a sequence decodes.
 _MIN_SCORED = 4
 
-# The longest step of a prompt that is computed ahead, while no stream runs.
-_AHEAD_STEP_S = 0.2
+# The longest step of a prompt that is computed ahead while no stream runs, or that hurries while another one waits.
+_HURRIED_STEP_S = 0.2
 
 # If the streams would make the first token of a realtime request come so many times later than alone, they wait for its
 # prompt, except those that asked for a target.
@@ -466,17 +466,19 @@ class Scheduler:
             return self._prompt_budget(base, depth, None if own_s == math.inf else own_s, num_realtime)
         limit_s = shortest_budget_s(others)
         # A prompt that waits for the end of the step gets a step soon, unless it is less urgent.
-        if any(each.rank <= first.rank and not each.is_decoding for each in others):
+        is_awaited = any(each.rank <= first.rank and not each.is_decoding for each in others)
+        if is_awaited:
             limit_s = min(limit_s, self._itl_budget_s)
         if first.rank is Rank.AHEAD:
-            limit_s = min(limit_s, self._itl_budget_s if any(each.is_decoding for each in others) else _AHEAD_STEP_S)
+            limit_s = min(limit_s, self._itl_budget_s if any(each.is_decoding for each in others) else _HURRIED_STEP_S)
         if limit_s == math.inf:
             return self._prompt_budget(base, depth, None)
         budget_s = limit_s / num_turns - self._overhead_s
         # An answer that began elsewhere, and a realtime prompt, may use all of the streams' target. When 16 answers
         # came back from a remote at once, the last one waited 0.6 s with steps within the budget, and 0.3 s with steps
         # of up to 0.25 s.
-        hurried_s = max(budget_s, shortest_target_s(others) - self._overhead_s)
+        longest_s = min(shortest_target_s(others), _HURRIED_STEP_S if is_awaited else math.inf)
+        hurried_s = max(budget_s, longest_s - self._overhead_s)
         if any(sequence.spec.delivered for sequence in prompts):
             return self._prompt_budget(base, depth, hurried_s)
         if first.span is not None and base.num_tokens:  # embeddings, of which an image has many, beside streams

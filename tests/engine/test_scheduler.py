@@ -134,6 +134,17 @@ def test_an_answer_that_waits_to_go_on_takes_longer_steps_than_a_new_prompt() ->
     assert sizes[2] == sizes[3] > 200, "the owner's budget is larger"
 
 
+@pytest.mark.parametrize(("tier", "delivered"), [(Tier.REALTIME, ()), (Tier.INTERACTIVE, (1,))])
+def test_a_prompt_that_hurries_takes_short_steps_while_another_waits(tier: Tier, delivered: tuple[int, ...]) -> None:
+    costs = CostModel(512)
+    for size in (32, 64, 128, 256, 512):
+        costs.observe(StepShape.alone(size, 10), size / 1000)  # one millisecond per token
+    prompt, waiting = sequence("a", 600, tier=tier), sequence("b", 40, tier=tier, order=1)
+    prompt.spec = dataclasses.replace(prompt.spec, delivered=delivered)
+    (part,) = Scheduler(512, 0.1, costs).plan([prompt], {}, others=[waiting])
+    assert 100 <= part.num_tokens <= 200
+
+
 def test_nothing_known_means_the_smallest_chunk() -> None:
     parts = Scheduler(512, 0.1, CostModel(512)).plan([decoding("a"), sequence("b", 600, order=1)], {})
     assert summary(parts) == [("a", 1, 1), ("b", MIN_CHUNK, 0)]
