@@ -5,8 +5,8 @@ which holds a slot. So the prediction plays this queue forward until the request
 seconds of a prompt, without streams and beside them, and the seconds per token of the streams, without prompts and
 beside them. All four follow what was seen last.
 
-A request that would miss its target has no due time, so it delays none that can be in time. Newer ones that can be in
-time go before it. By how much they delay such requests is learned too.
+A request that would miss its target is due at its own limit, or has no due time, so it delays none that can be in time.
+Newer ones that can be in time go before it. By how much they delay those without a limit is learned too.
 
 The prediction that clients see is a mean, so nearly half of the requests are later. LocalBackend compares a quantile
 with a request's limit: `Prediction.latest_s`, which 95 % keep.
@@ -75,8 +75,8 @@ class Prediction:
 
     `first_token_s`: in seconds from now, a mean; None if no rates are known. `latest_s`: after how many seconds
     95 % of such requests have their first token. `place`: how many requests without a token are served before it.
-    `waits`: no slot is free for it. `is_late`: behind those that are due earlier, it would miss its target. So it has
-    no due time, and is served behind all of its tier that have one.
+    `waits`: no slot is free for it. `is_late`: behind those that are due earlier, it would miss its target. So it
+    is due at its limit, or at no time if it has none, and is served behind all of its tier that are due earlier.
     """
 
     first_token_s: float | None
@@ -317,10 +317,12 @@ class Forecast:
         found = self._predicted(new, num_parallel, now_s)
         if found.first_token_s is None or now_s + found.first_token_s <= new.due_s:
             return found
-        new.due_s = math.inf
+        # It makes way for those that can be in time, but only until its own limit, if it has one.
+        limit_s = request.latest_first_token_s
+        new.due_s = math.inf if limit_s is None else now_s + limit_s
         last = self._predicted(new, num_parallel, now_s)
         assert last.first_token_s is not None
-        first_token_s = self._overtaken * last.first_token_s
+        first_token_s = last.first_token_s * (self._overtaken if limit_s is None else 1.0)
         return Prediction(first_token_s, self.latest_s(first_token_s), last.place, last.waits, is_late=True)
 
     def _predicted(self, new: _Live, num_parallel: int, now_s: float) -> Prediction:

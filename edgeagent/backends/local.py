@@ -230,7 +230,9 @@ class LocalBackend:
         began_s = self._clock()
         must_tell = prediction.waits or _is_late(prediction, request)
         if prediction.is_late and so_far is None and request.target is not None:
-            request = replace(request, target=replace(request.target, first_token_s=math.inf))
+            limit_s = request.latest_first_token_s
+            due_s = math.inf if limit_s is None else limit_s
+            request = replace(request, target=replace(request.target, first_token_s=due_s))
         traffic.forecast.accept(request, began_s, prediction)
         try:
             self.models.submit(request, answer, so_far)

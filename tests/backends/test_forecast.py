@@ -183,6 +183,19 @@ def test_what_would_be_late_is_served_behind_all_that_are_due() -> None:
     assert not forecast.predict(replace(chat("g", "f" * 40_000, "g"), target=Target(6.0, 1.0)), PARALLEL, 0.0).is_late
 
 
+def test_what_would_be_late_but_has_a_limit_goes_before_what_has_none() -> None:
+    forecast = forecast_at()
+    forecast._overtaken = 4.0
+    for name, due_s in (("a", 2.9), ("b", 2.95), ("c", 100.0)):
+        forecast.accept(replace(chat(name, name * 8000), target=Target(due_s, 1.0)), 0.0)
+    asked = replace(chat("new", "x" * 400), target=Target(3.0, 1.0))
+    free = forecast.predict(asked, PARALLEL, 0.0)
+    limited = forecast.predict(replace(asked, timeout_s=10.0), PARALLEL, 0.0)
+    assert (free.is_late, free.place) == (True, 3)
+    assert (limited.is_late, limited.place) == (True, 2)
+    assert limited.latest_s is not None and 3.0 < limited.latest_s < 10.0, "newer ones delay it until its limit only"
+
+
 def test_what_was_computed_before_is_cached_for_the_same_client() -> None:
     forecast = forecast_at()
     first = chat("a", "x" * 400, "y" * 400)
