@@ -32,7 +32,8 @@ from typing import Any
 
 _SLICE_NS = 100_000  # the shortest that Linux grants
 _RESET_ON_FORK = 1  # SCHED_FLAG_RESET_ON_FORK: a worker's computing threads keep the usual slice
-# Larger than the prefix cache's blocks and the arrays of a step: for each new block, the system has to clear its pages.
+# Larger than the prefix cache's blocks. The system clears the pages of each larger one that is allocated, so what is as
+# large in every step is kept (`taken_rows`).
 _LARGE_BYTES = 5 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from edgeagent.engine.cache.prefix_store import PrefixStore
 from edgeagent.engine.choices import Tree, score_tree
 from edgeagent.engine.runner import Logits, Runner
-from edgeagent.engine.sampling.sampler import Logprob, Sampler, draw_rows, score
+from edgeagent.engine.sampling.sampler import Logprob, Sampler, draw_rows, score, taken_rows
 from edgeagent.engine.scheduler import BatchPart
 from edgeagent.engine.sequence import Sequence
 from edgeagent.engine.speculation.proposals import Proposals
@@ -77,7 +77,7 @@ class Verifier:
         drawn: list[int | None] = [None] * num_rows
         if len(places) > 1:
             rows = self._runner.all_logits()
-            tokens = draw_rows(samplers, rows if len(places) == num_rows else rows[places])
+            tokens = draw_rows(samplers, rows if len(places) == num_rows else taken_rows(rows, places))
             for place, token in zip(places, tokens, strict=True):
                 drawn[place] = token
         return drawn
