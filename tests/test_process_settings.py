@@ -155,7 +155,7 @@ libc.fflush(None)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
-def test_threads_keep_little_freed_memory() -> None:
+def test_threads_share_one_arena() -> None:
     def num_arenas(which: str) -> int:
         command = [sys.executable, "-c", ARENAS, which]
         told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=patient(60)).stdout

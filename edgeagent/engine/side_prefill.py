@@ -113,8 +113,9 @@ class SidePrefill:
         self._encoding: tuple[Rank, ref[Embeddings]] | None = None
         self._has_streams = False
         self.is_streams_turn = False
-        """Whether the streams have waited for a computation that is over now. With a prompt, their step would end too
-        late: it was to end when this computation would have.
+        """Whether the next step is for the streams alone.
+
+        They have just waited for a computation beside them, which took the time that a prompt would need.
         """
 
     @property

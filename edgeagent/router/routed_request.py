@@ -178,7 +178,7 @@ class RoutedRequest(Sink):
                     cause = self._record_failure(error)
                 if self._is_over or not cause:
                     return
-                with suppress(EdgeAgentError):  # a model that nobody used may have been unloaded since
+                with suppress(EdgeAgentError, OSError):  # a model that nobody used may have been unloaded since
                     await self._locate(self._request)
                 if self.is_cancelled:
                     self._sink.put(self._delivery.cancelled())
