@@ -220,7 +220,7 @@ class LocalBackend:
         if kinds(request) and model.status().info is None and not await asyncio.to_thread(model.preparation.sees):
             takes = frozenset()
         if missing := new_kinds(request) - takes:
-            raise not_read(model.name, missing, takes)
+            raise not_read(model.name, missing, takes, model.preparation.why_no_projector)
         request, warning = readable(request, takes)
         prediction = self._accept(request, model, traffic)
         placement = Placement(self.name, request.model, "", sha256=model.preparation.sha256)

@@ -44,15 +44,16 @@ def _is_between_texts(message: Message, place: MediaPlace) -> bool:
     return bool(message.content[: place.offset].strip()) and bool(message.content[place.offset :].strip())
 
 
-def not_read(model: str, missing: Collection[MediaKind], takes: Collection[MediaKind]) -> NotSupported:
-    """Return the error of a model that does not read what is new in a request."""
+def not_read(model: str, missing: Collection[MediaKind], takes: Collection[MediaKind], why: str = "") -> NotSupported:
+    """Return the error of a model that does not read what is new in a request. `why` its projector is left out."""
     what = words(missing)
     reads = f"text and {words(takes)}" if takes else "only text"
     small = " or ".join(f"`edgeagent pull {SMALL_MODELS[kind]}`" for kind in sorted(missing, reverse=True))
     options = " ".join(_OPTIONS[kind] for kind in sorted(missing, reverse=True))
+    own = f" ({why.removesuffix('.')})" if why else "" if takes else " (no mmproj-*.gguf lies beside it)"
     return NotSupported(
-        f"{model} reads {reads}, and the last message has {what}: name a model that reads {what} ({small} gets a small "
-        f"one), or add a remote that does (`edgeagent remote add ... {options}`)",
+        f"{model} reads {reads}{own}, and the last message has {what}: name a model that reads {what} ({small} gets a "
+        f"small one), or add a remote that does (`edgeagent remote add ... {options}`)",
         param="input",
     )
 

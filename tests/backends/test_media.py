@@ -75,13 +75,18 @@ def test_a_request_without_media_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("missing", "takes", "message"),
     [
-        ({"image"}, (), "m reads only text, and the last message has images: name a model that reads images"),
+        ({"image"}, (), "m reads only text (no mmproj-*.gguf lies beside it), and the last message has images: name"),
         ({"audio"}, ("image",), "m reads text and images, and the last message has sounds: name a model"),
     ],
 )
 def test_the_error_says_what_to_do(missing: set[str], takes: tuple[str, ...], message: str) -> None:
     error = not_read("m", missing, takes)  # type: ignore[arg-type]
     assert error.message.startswith(message) and "edgeagent remote add ... --" in error.message
+
+
+def test_the_error_says_why_a_projector_is_left_out() -> None:
+    error = not_read("m", {"image"}, (), "Its projector is switched off (mmproj = none).")
+    assert error.message.startswith("m reads only text (Its projector is switched off (mmproj = none)), and the last")
 
 
 def test_a_remote_takes_what_its_owner_says() -> None:

@@ -289,5 +289,5 @@ def test_a_projector_is_named_or_switched_off(models: Path, tmp_path: Path, is_n
             if is_named:
                 assert client.chat.completions.create(model=MODEL, messages=chat(), max_tokens=2).usage
             else:
-                with pytest.raises(BadRequestError, match="reads only text"):
+                with pytest.raises(BadRequestError, match=r"reads only text \(Its projector is switched off"):
                     client.chat.completions.create(model=MODEL, messages=chat(), max_tokens=2)

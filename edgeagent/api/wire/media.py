@@ -22,7 +22,7 @@ from edgeagent.errors import InvalidRequest, PayloadTooLarge
 from edgeagent.media_files import from_base64, medium
 from edgeagent.types import MAX_MEDIA, MAX_MEDIA_BYTES, Media, MediaKind, MediaPlace
 
-_SEND = "send the file itself, as a data URL: data:image/png;base64,..."
+_SEND = "send the file itself: as a data URL (data:image/png;base64,...), or as a source of the type base64"
 _BASE64 = ";base64"
 # Stands for an image that is not fetched yet.
 _UNKNOWN = Media("image", b"", bytes(32))

@@ -112,10 +112,8 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         return task.result()
     finally:
         for each in (task, gone):
-            if not each.done():
-                each.cancel()
-                with suppress(asyncio.CancelledError):
-                    await each
+            each.cancel()
+        await asyncio.wait({task, gone})  # it passes on a cancellation of this task, which awaiting each would swallow
 
 
 async def last_of(steps: AsyncGenerator[T, None]) -> T:

@@ -179,6 +179,7 @@ class LoadPreparation:
         self._source = source
         self._mmproj = mmproj
         self.projector_path: Path | None = None
+        self.why_no_projector = ""  # what `_find_projector` said last
         """The file with which the model reads images and sounds. `load` finds it."""
         self.files = self._files(None)
         self.cache_folder: Path | None = None
@@ -219,7 +220,7 @@ class LoadPreparation:
         unusable = self._unusable_adapters()
         usable = {name: path for name, path in self.adapters.items() if name not in unusable}
         draft = self._choose_draft(model)
-        self.projector_path, why_no_projector = self._find_projector()
+        self.projector_path, self.why_no_projector = self._find_projector()
         rewind = rewind_part(str(self.path.absolute()))
         tried = {adapter_part(str(path.absolute())): path for path in usable.values()} | {rewind: self.path}
         if self.projector_path is not None:
@@ -263,7 +264,7 @@ class LoadPreparation:
             draft_by=draft.by,
             why_no_drafts=cause and f"removing refused drafts ended the process ({cause})",
             projector_path=None if self.projector_path is None else str(self.projector_path.absolute()),
-            why_no_projector=why_no_projector,
+            why_no_projector=self.why_no_projector,
             projector_bytes=projector_bytes,
         )
 
@@ -292,9 +293,10 @@ class LoadPreparation:
     def sees(self) -> bool:
         """Whether the model has a projector, with which it may read images and sounds. Reads the disk."""
         try:
-            return self._find_projector()[0] is not None
-        except ModelLoadFailed:
-            return False
+            path, self.why_no_projector = self._find_projector()
+        except ModelLoadFailed as error:
+            path, self.why_no_projector = None, error.message
+        return path is not None
 
     def check_projector(self) -> None:
         """Raise ModelLoadFailed if the owner named a projector that cannot be used. Reads the disk."""

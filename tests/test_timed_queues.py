@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "edgeagent"
+PACKAGE = Path(__file__).resolve().parents[1] / "edgeagent"
 
 
 def test_no_module_with_a_simple_queue_waits_for_a_queue_with_a_limit() -> None:
