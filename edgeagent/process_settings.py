@@ -14,7 +14,7 @@ computing: an event is delivered after 0.7 ms instead of 1.1 ms. Other systems g
 each keeps what was freed in it, at its end even when all freed memory is given back. With one arena for all threads, a
 daemon takes 2 MB less, and a worker that has embedded a text of 1 MB takes 8 MB more than before instead of 34 MB.
 Once a large block was freed, glibc also keeps later ones of up to that size. After 62 requests of 14 MiB, that was 44
-to 74 MB of a worker's memory. With a fixed limit, each large block goes back to the system when it is freed.
+to 74 MB of a worker's memory. Its process has a fixed limit: each larger block goes back when it is freed.
 """
 
 from __future__ import annotations
@@ -109,15 +109,23 @@ def _run(module: ModuleType, name: str) -> Any:
     return getattr(module, name)
 
 
-def keep_little_freed_memory() -> None:
-    """Let all threads of this process allocate from one arena, and large blocks go back to the system when freed.
+def share_one_arena() -> None:
+    """Let all threads of this process allocate from one arena. Call it before the first thread starts; it needs glibc.
 
-    Call it before the first thread starts; it needs glibc. A thread that allocated before would have an arena of its
-    own, and later threads would share that one too. Threads that wait for the interpreter's lock seldom allocate at the
-    same time.
+    A thread that allocated before would have an arena of its own, and later threads would share that one too. Threads
+    that wait for the interpreter's lock seldom allocate at the same time.
     """
     if _LIBC is not None:
         _LIBC.mallopt(_M_ARENA_MAX, 1)
+
+
+def keep_little_freed_memory() -> None:
+    """Share one arena, and let large blocks go back to the system as soon as they are freed.
+
+    Not for the daemon's process: each of its large frames would wait for the system to clear new pages.
+    """
+    share_one_arena()
+    if _LIBC is not None:
         _LIBC.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         _LIBC.mallopt(_M_TRIM_THRESHOLD, 2 * _LARGE_BYTES)  # as glibc would choose it
 

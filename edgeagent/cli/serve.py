@@ -27,9 +27,9 @@ def _serve(
     gc.disable()
     try:
         # Imported here, since help and errors about flags do not need fastapi and uvicorn.
-        from edgeagent.process_settings import import_when_used, keep_little_freed_memory
+        from edgeagent.process_settings import import_when_used, share_one_arena
 
-        keep_little_freed_memory()  # before the first thread
+        share_one_arena()  # before the first thread
         import_when_used("html", "logging.config", "prometheus_client", "uvicorn")  # the daemon takes 2.1 MB less
         from edgeagent.daemon import serve
 
