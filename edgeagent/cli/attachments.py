@@ -51,8 +51,8 @@ def dropped_file(line: str) -> Path | None:
 
 def checked_file(text: str | Path) -> Path:
     """Return the path of an image or a sound that a user names. Raise InvalidRequest or PayloadTooLarge."""
-    if "://" in str(text) and not str(text).startswith("file:"):
-        raise InvalidRequest(f"{text} is an address, and only files are sent: download it, and name the file")
+    if str(text).startswith(("http:", "https:")):  # as a path, an address has lost a slash, so it is not repeated
+        raise InvalidRequest("that is an address, and only files are sent: download it, and name the file")
     dropped = dropped_file(str(text)) if isinstance(text, str) else None
     path = dropped or with_home(Path(text))
     try:

@@ -57,7 +57,7 @@ def test_a_file_that_is_named_is_checked(photo: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="neither an image"):
         checked_file(tmp_path / "notes.txt")
     with pytest.raises(InvalidRequest, match="is an address"):
-        checked_file("https://images.example/a.png")
+        checked_file(Path("https://images.example/a.png"))
     with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
         checked_file("nowhere.png")
 
