@@ -178,7 +178,8 @@ class RoutedRequest(Sink):
                     cause = self._record_failure(error)
                 if self._is_over or not cause:
                     return
-                with suppress(EdgeAgentError, OSError):  # a model that nobody used may have been unloaded since
+                # It may have been unloaded while the request ran elsewhere. If it is gone, the next attempt says so.
+                with suppress(EdgeAgentError, OSError):
                     await self._locate(self._request)
                 if self.is_cancelled:
                     self._sink.put(self._delivery.cancelled())

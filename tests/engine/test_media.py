@@ -411,18 +411,24 @@ def test_the_steps_of_streams_leave_the_encoder_the_rest_of_their_target(
     assert clock() - began_s < most_s
 
 
-def test_beside_an_encoder_that_makes_steps_differ_in_length_the_gaps_keep_the_target() -> None:
-    """The lengths, in ms, were measured beside an encoder. Planned by the step before, a tenth of the gaps was late."""
-    steps_ms = (59, 64, 60, 93, 130, 128, 130, 100, 76, 71, 107, 124, 110, 113, 105, 72, 66, 75, 87, 68, 74, 97, 82, 89)
-    clock = FakeClock()
+def stream_and_image(clock: FakeClock, encoding_s: float) -> tuple[Engine, TimedRunner, SlowEmbeddings]:
+    """Return an engine with a stream, whose steps take 60 ms of 200, and an image that is encoded beside it."""
     runner = TimedRunner(clock, 0.06)
     prefixes = PrefixStore(runner, costs=warm_costs(64, 0.06))
     engine = Engine(runner, max_running=2, itl_budget_s=0.2, prefixes=prefixes, clock=clock)
     engine.add(SequenceSpec("stream", [1, 2], greedy(), 500))
     engine.step()
     chunk = media_tokens(b"a", 12, is_whole=False)
-    slow = SlowEmbeddings(rows_of(chunk), clock, 10.0)
-    engine.add(SequenceSpec("image", [1, *chunk, 2], greedy(), 1, media=[MediaSpan(1, 13, slow)]))
+    slow = SlowEmbeddings(rows_of(chunk), clock, encoding_s)
+    engine.add(SequenceSpec("image", [1, *chunk, 2, 3, 4], greedy(), 1, media=[MediaSpan(1, 13, slow)]))
+    return engine, runner, slow
+
+
+def test_beside_an_encoder_that_makes_steps_differ_in_length_the_gaps_keep_the_target() -> None:
+    """The lengths, in ms, were measured beside an encoder. Planned by the step before, a tenth of the gaps was late."""
+    steps_ms = (59, 64, 60, 93, 130, 128, 130, 100, 76, 71, 107, 124, 110, 113, 105, 72, 66, 75, 87, 68, 74, 97, 82, 89)
+    clock = FakeClock()
+    engine, runner, slow = stream_and_image(clock, 10.0)
     times_s = list[float]()
     while slow.left_s > 0:
         runner.step_s = steps_ms[runner.num_decodes % len(steps_ms)] / 1000
@@ -435,15 +441,7 @@ def test_beside_an_encoder_that_makes_steps_differ_in_length_the_gaps_keep_the_t
 
 def test_the_text_behind_a_medium_is_computed_once_the_streams_had_their_step() -> None:
     """They have waited for the encoder, so they would wait for two steps' time."""
-    clock = FakeClock()
-    runner = TimedRunner(clock, 0.06)
-    prefixes = PrefixStore(runner, costs=warm_costs(64, 0.06))
-    engine = Engine(runner, max_running=2, itl_budget_s=0.2, prefixes=prefixes, clock=clock)
-    engine.add(SequenceSpec("stream", [1, 2], greedy(), 500))
-    engine.step()
-    chunk = media_tokens(b"a", 12, is_whole=False)
-    slow = SlowEmbeddings(rows_of(chunk), clock, 1.0)
-    engine.add(SequenceSpec("image", [1, *chunk, 2, 3, 4], greedy(), 1, media=[MediaSpan(1, 13, slow)]))
+    engine, runner, slow = stream_and_image(FakeClock(), 1.0)
     while slow.left_s > 0:
         num_decodes = runner.num_decodes
         outputs = engine.step()
